@@ -1,0 +1,267 @@
+"""Options, and what they resolve to. One field is one option: type, default, bound and docstring; CLI flags, help and
+docs/configuration.md are generated from it. All frozen: resolving returns new objects (`engine/resolve.py`).
+"""
+
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from octavo.errors import ConfigError
+
+DType = Literal["float32", "bfloat16", "float16"]
+DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def option(
+    default: Any = None,
+    *,
+    ge: float | None = None,
+    le: float | None = None,
+    choices: tuple[str, ...] | None = None,
+    aliases: tuple[str, ...] = (),
+    metavar: str | None = None,
+    repeated: bool = False,
+) -> Any:
+    """Declare an option field. The flag is `--` + name with dashes; a bool also gets a `--no-` form.
+
+    Args:
+        aliases: other flags that set it, with their dashes ("-tp").
+        repeated: the flag takes one or more values; the field is a tuple.
+    """
+    metadata = {"ge": ge, "le": le, "choices": choices, "aliases": aliases, "metavar": metavar, "repeated": repeated}
+    return field(default=default, metadata=metadata)
+
+
+def check_bounds(section: Any) -> None:
+    """Check every `option` of a frozen section.
+
+    Raises:
+        ConfigError: names the flag, the value and the limit.
+    """
+    for f in fields(section):
+        value, meta = getattr(section, f.name), f.metadata
+        if value is None or not meta:
+            continue
+        flag = "--" + f.name.replace("_", "-")
+        if meta["ge"] is not None and value < meta["ge"]:
+            raise ConfigError(f"{flag} is {value} but must be at least {meta['ge']:g}")
+        if meta["le"] is not None and value > meta["le"]:
+            raise ConfigError(f"{flag} is {value} but must be at most {meta['le']:g}")
+        if meta["choices"] is not None and value not in meta["choices"]:
+            raise ConfigError(f"{flag} is {value!r} but must be one of {', '.join(meta['choices'])}")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which model, and how it is read."""
+
+    model: str = option("smollm2-135m-instruct", metavar="REF")
+    """A folder, a .gguf file, a hub id `org/name[:file.gguf]`, or a catalogue name (`octavo models`)."""
+    served_model_name: tuple[str, ...] = option((), repeated=True)
+    """Names that requests may use; the first is reported. Default: the model reference."""
+    tokenizer: str | None = option(None)
+    """Folder, .gguf file or hub id to take the tokenizer from. Default: the model itself."""
+    revision: str | None = option(None)
+    """Branch, tag or commit of a hub model."""
+    download_dir: str | None = option(None)
+    """Where hub downloads are kept. Default: the hub cache."""
+    dtype: str = option("auto", choices=("auto", "float32", "float", "bfloat16", "float16", "half"))
+    """Compute type. auto: bfloat16, or float32 where the device has no fast bfloat16."""
+    load_format: str = option("auto", choices=("auto", "safetensors", "gguf", "dummy"))
+    """How weights are read. dummy: random weights, for benchmarks."""
+    quantization: str | None = option(None, aliases=("-q",))
+    """Weight format. Read from the checkpoint; naming another one is an error."""
+    max_model_len: int | str | None = option(None)
+    """Most tokens of prompt plus answer, e.g. 4096 or 32k. Default: the model's; auto: as many as the KV pool holds."""
+    hf_overrides: str | None = option(None, metavar="JSON")
+    """JSON object merged into the model's config.json."""
+    generation_config: str = option("auto", choices=("auto", "octavo", "vllm"))
+    """auto: the model's own sampling defaults apply; octavo or vllm: they are ignored."""
+    override_generation_config: str | None = option(None, metavar="JSON")
+    """JSON object of sampling defaults that replace the model's."""
+    chat_template: str | None = option(None)
+    """File with a jinja chat template, or the template itself."""
+    seed: int = option(0)
+    """Engine seed; a request without a seed takes one from it and its submission index."""
+    max_logprobs: int = option(20, ge=-1)
+    """Most `logprobs` / `top_logprobs` / `prompt_logprobs` a request may ask for; -1: no limit."""
+    logprobs_mode: str = option(
+        "raw_logprobs", choices=("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
+    )
+    """raw: before penalties, temperature and masks; processed: after them."""
+    trust_remote_code: bool = option(False)
+    """Allow code that comes with a checkpoint to run. Nothing in this version needs it."""
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """The KV pages."""
+
+    block_size: int = option(16, ge=1, le=1024)
+    """Tokens per page."""
+    kv_cache_memory_bytes: int | str | None = option(None)
+    """Size of the KV pool, e.g. 2147483648 or 2G. Default: a share of the free memory, see --gpu-memory-utilization."""
+    num_gpu_blocks_override: int | None = option(None, ge=1)
+    """Number of pages of each KV group, whatever the memory says."""
+    gpu_memory_utilization: float | None = option(None, ge=0.01, le=1.0, aliases=("--device-memory-utilization",))
+    """Share of the device's memory for weights and KV pool. Default: 0.9 on a GPU; on a CPU half of what is
+    free, 4 GiB at most."""
+    kv_cache_dtype: str = option("auto", choices=("auto", "float32", "bfloat16", "float16"))
+    """Type of keys and values in pages. auto: the compute type."""
+    enable_prefix_caching: bool = option(True)
+    """Reuse the pages of a prompt's beginning."""
+    num_blocks: tuple[int, ...] = ()
+    """Resolved: pages per KV group."""
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """What shares a step."""
+
+    max_num_seqs: int = option(64, ge=1, le=65536)
+    """Most requests that may share one step. Higher raises throughput and latency."""
+    max_num_batched_tokens: int | None = option(None, ge=1)
+    """Token budget of one step, prefill and decode together. Default: 1024 on a CPU, 8192 on a GPU."""
+    scheduling_policy: str = option("fcfs", choices=("fcfs", "priority"))
+    """fcfs: in order of arrival; priority: lower `priority` first."""
+    enable_chunked_prefill: bool = option(True)
+    """Let a long prompt be computed over several steps beside running requests."""
+    long_prefill_token_threshold: int = option(0, ge=0)
+    """Most prompt tokens that one request computes in one step while others run; 0: a quarter of the budget."""
+    max_num_queued_reqs: int | None = option(None, ge=0)
+    """More waiting requests than this are answered 503."""
+    max_num_queued_tokens: int | None = option(None, ge=0)
+    """More waiting prompt tokens than this are answered 503."""
+    reserve_full_length: bool = option(False)
+    """Allocate max_model_len per request, as engines without pages do. Only for `octavo bench` to compare with."""
+
+
+@dataclass(frozen=True)
+class DeviceConfig:
+    """Where it runs."""
+
+    device: str = option("auto", choices=("auto", "cpu", "cuda"))
+    """auto: a GPU if there is one."""
+    threads: int | None = option(None, ge=1)
+    """CPU threads for the model. Default: the cores this process may use."""
+    tensor_parallel_size: int = option(1, ge=1, le=1, aliases=("-tp",))
+    """Only 1 in this version."""
+    pipeline_parallel_size: int = option(1, ge=1, le=1, aliases=("-pp",))
+    """Only 1 in this version."""
+    data_parallel_size: int = option(1, ge=1, le=1, aliases=("-dp",))
+    """Only 1 in this version."""
+    distributed_executor_backend: str = option("uni", choices=("uni",))
+    """How workers are run."""
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """The HTTP server."""
+
+    host: str = option("127.0.0.1")
+    """Address to listen on; 0.0.0.0 for every interface."""
+    port: int = option(8000, ge=0, le=65535)
+    """Port to listen on; 0 takes a free one."""
+    api_key: tuple[str, ...] = option((), repeated=True)
+    """Keys a client may present; every route but health, metrics and version then needs one. Also OCTAVO_API_KEY."""
+    root_path: str = option("")
+    """Prefix under which a proxy publishes the server."""
+    allowed_origins: tuple[str, ...] = option((), repeated=True)
+    """Browser origins that may call the API (CORS)."""
+    response_role: str = option("assistant")
+    """Role of chat answers."""
+    disable_fastapi_docs: bool = option(False)
+    """No /docs and /openapi.json."""
+    enable_request_id_headers: bool = option(False)
+    """Return X-Request-Id on every answer."""
+    shutdown_timeout: int = option(30, ge=0)
+    """Seconds that running requests get to finish after SIGTERM; 0 aborts them."""
+    enable_log_requests: bool = option(False)
+    """Log the id, lengths and parameters of each request."""
+    disable_log_stats: bool = option(False)
+    """No statistics line every 10 s."""
+    uvicorn_log_level: str = option("warning", choices=("debug", "info", "warning", "error", "critical"))
+    """Log level of the HTTP layer."""
+    metrics_prefix_vllm: bool = option(True)
+    """Export the metrics under the vllm: names too, so that existing dashboards work."""
+    watchdog_timeout: int = option(300, ge=1)
+    """Seconds without progress of a step after which the engine counts as hung and /health answers 503."""
+
+
+@dataclass(frozen=True)
+class KVGroupSpec:
+    """Layers whose keys and values share block tables: the same kind of attention, heads and head size.
+
+    Attributes:
+        name: "full" or "sliding-<window>".
+        num_layers: layers in the group; a page holds `block_size` tokens of all of them.
+        window: tokens a query sees, itself included; None sees all.
+    """
+
+    name: str
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    window: int | None = None
+
+    def block_bytes(self, block_size: int, kv_dtype: str) -> int:
+        """Bytes of one page of this group, keys and values of all its layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * block_size * DTYPE_BYTES[kv_dtype]
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What resolving a model reference finds out, without loading a tensor (`loader/resolve.py`).
+
+    Attributes:
+        name: the reference as the user gave it.
+        path: folder or .gguf file on this machine.
+        format: how the weights are stored.
+        architecture: key of `models.MODELS`, e.g. "LlamaForCausalLM".
+        hf_config: config.json of the *text* model with every default filled in (from GGUF: the same keys, derived).
+        context_length: tokens the model was made for, rope scaling included.
+        eos_token_ids: from generation_config, config or GGUF metadata.
+        generation_config: sampling defaults of the model (temperature, top_p, top_k, min_p, repetition_penalty,
+            max_new_tokens), empty if there are none.
+        tokenizer_path: folder or .gguf file.
+        checkpoint_dtype: dtype of the stored weights ("bfloat16"), or a GGUF type name ("Q4_1").
+    """
+
+    name: str
+    path: str
+    format: Literal["safetensors", "gguf"]
+    architecture: str
+    hf_config: dict[str, Any]
+    context_length: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    generation_config: dict[str, Any]
+    tokenizer_path: str
+    checkpoint_dtype: str
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Everything an engine is built from, made by `engine/resolve.py`.
+
+    `cache.num_blocks` is set later, once the worker has loaded the model and knows how much memory is left.
+    """
+
+    model: ModelConfig
+    cache: CacheConfig
+    scheduler: SchedulerConfig
+    device: DeviceConfig
+    spec: ModelSpec
+    dtype: DType
+    max_model_len: int
+    served_model_name: str
+
+    @property
+    def kv_dtype(self) -> str:
+        """Type of keys and values in pages."""
+        return self.dtype if self.cache.kv_cache_dtype == "auto" else self.cache.kv_cache_dtype
+
+    @property
+    def token_budget(self) -> int:
+        """Tokens one step may compute."""
+        assert self.scheduler.max_num_batched_tokens is not None  # filled by resolve
+        return self.scheduler.max_num_batched_tokens

@@ -1,0 +1,50 @@
+"""The closed op set's switchboard. An op is a torch reference; a provider's faster version may stand in for it.
+
+`use_providers` is called once when an engine starts; after that a call is one attribute read away from its kernel.
+"""
+
+from collections.abc import Callable
+from typing import Generic, ParamSpec, TypeVar
+
+from octavo.registry import Registry
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+OPS: dict[str, "Op"] = {}  # type: ignore[type-arg]
+
+IMPLS: Registry[Callable[..., object]] = Registry("kernel", {})
+"""Key "<provider>/<op>". A provider's version takes what the reference takes and returns what it returns; it may
+fall back to the reference itself for a shape it does not cover, never raise."""
+
+
+class Op(Generic[P, R]):
+    """One op: `reference` is the specification, `impl` what runs."""
+
+    def __init__(self, reference: Callable[P, R]) -> None:
+        self.name = reference.__name__
+        self.reference = reference
+        self.impl: Callable[P, R] = reference
+        self.provider = "torch"
+        self.__doc__ = reference.__doc__
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.impl(*args, **kwargs)
+
+
+def op(reference: Callable[P, R]) -> Op[P, R]:
+    """Register a torch function as an op of the closed set."""
+    made = Op(reference)
+    OPS[made.name] = made
+    return made
+
+
+def use_providers(providers: tuple[str, ...]) -> dict[str, str]:
+    """Choose, for every op, the first of `providers` that has it ("torch" always does). Returns op -> provider."""
+    for made in OPS.values():
+        made.impl, made.provider = made.reference, "torch"
+        for provider in providers:
+            if f"{provider}/{made.name}" in IMPLS:
+                made.impl, made.provider = IMPLS.load(f"{provider}/{made.name}"), provider
+                break
+    return {name: made.provider for name, made in OPS.items()}

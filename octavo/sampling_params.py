@@ -1,0 +1,161 @@
+"""What a caller may ask of generation. Knows no model, tokenizer or tensor."""
+
+import math
+from typing import Annotated, Any
+
+import msgspec
+
+from octavo.errors import ClientError
+
+GREEDY_BELOW = 1e-5
+"""A temperature below this is greedy: the most likely token, lowest id on ties."""
+
+MAX_LOGIT_BIAS = 100.0
+
+
+class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Parameters of one request, with vLLM's names and defaults.
+
+    Args:
+        n: samples per prompt, 1 or more.
+        presence_penalty: -2..2, subtracted from the logit of every token already generated.
+        frequency_penalty: -2..2, as above, times how often it was generated.
+        repetition_penalty: > 0; 1 is off. Prompt and output tokens count.
+        temperature: >= 0; below 1e-5 is greedy.
+        top_p: in [0, 1]; 0 is greedy.
+        top_k: 0 or -1 is off; larger than the vocabulary is off too.
+        min_p: in [0, 1]; 1 is greedy.
+        seed: replays a sampled answer; None draws one from the engine seed and reports it.
+        stop: strings that end the text.
+        stop_token_ids: ids that end the text.
+        bad_words: strings that never appear.
+        include_stop_str_in_output: keep the stop string in the text.
+        ignore_eos: go on after the end-of-sequence token.
+        max_tokens: most tokens to generate; None is up to the context length; 0 only scores the prompt.
+        min_tokens: end-of-sequence and stop ids cannot be sampled before this many tokens.
+        logprobs: how many of the most likely tokens to report per position; 0 is the sampled one alone, -1 all.
+        prompt_logprobs: the same for the prompt; the prefix cache is not read for such a request.
+        detokenize: False returns ids only.
+        skip_special_tokens: leave special tokens out of the text.
+        spaces_between_special_tokens: accepted for compatibility; fast tokenizers have no such choice.
+        logit_bias: token id to a number in -100..100 that is added to its logit.
+        allowed_token_ids: only these may be sampled.
+
+    Raises:
+        ClientError: a value is out of range; `param` names the field.
+    """
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: list[str] | str | None = None
+    stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            self.stop = [self.stop]
+        self.stop = list(self.stop or [])
+        self.stop_token_ids = list(self.stop_token_ids or [])
+        self.bad_words = list(self.bad_words or [])
+        if self.top_k == -1:
+            self.top_k = 0
+        self._check()
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is always taken, so that no random number is drawn."""
+        return self.temperature < GREEDY_BELOW or self.top_k == 1 or self.top_p == 0.0 or self.min_p == 1.0
+
+    def _check(self) -> None:
+        _whole("n", self.n, 1, 16384)
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _number("repetition_penalty", self.repetition_penalty, 1e-6, 1e6)
+        _number("temperature", self.temperature, 0.0, 1e4)
+        _number("top_p", self.top_p, 0.0, 1.0)
+        _whole("top_k", self.top_k, 0, 2**63 - 1)
+        _number("min_p", self.min_p, 0.0, 1.0)
+        if self.seed is not None:
+            _whole("seed", self.seed, -(2**63), 2**63 - 1)
+        if self.max_tokens is not None:
+            _whole("max_tokens", self.max_tokens, 0, 2**31 - 1)
+        _whole("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ClientError(
+                f"min_tokens is {self.min_tokens} but max_tokens is {self.max_tokens}; lower min_tokens",
+                param="min_tokens",
+            )
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None:
+                _whole(name, value, -1, 2**31 - 1)
+        if not all(isinstance(s, str) and s for s in self.stop or []):
+            raise ClientError("stop holds an empty string; remove it", param="stop")
+        if not all(isinstance(s, str) and s for s in self.bad_words or []):
+            raise ClientError("bad_words holds an empty string; remove it", param="bad_words")
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            for token_id in getattr(self, name) or []:
+                _whole(name, token_id, 0, 2**31 - 1)
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise ClientError(
+                "allowed_token_ids is empty, so nothing could be sampled; omit it", param="allowed_token_ids"
+            )
+        if self.logit_bias is not None:
+            self.logit_bias = {_token_id(k): _bias(v) for k, v in self.logit_bias.items()}
+
+
+class BeamSearchParams(msgspec.Struct, kw_only=True):
+    """Parameters of `LLM.beam_search`; the answer is the `beam_width` best sequences by length-normalized logprob."""
+
+    beam_width: Annotated[int, msgspec.Meta(ge=1)]
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)]
+    ignore_eos: bool = False
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False
+
+
+def _number(param: str, value: Any, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ClientError(f"{param} must be a number, got {value!r}", param=param)
+    if not math.isfinite(value) or not low <= value <= high:
+        raise ClientError(f"{param} is {value} but must be between {low:g} and {high:g}", param=param)
+
+
+def _whole(param: str, value: Any, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ClientError(f"{param} must be a whole number, got {value!r}", param=param)
+    if not low <= value <= high:
+        raise ClientError(f"{param} is {value} but must be between {low} and {high}", param=param)
+
+
+def _token_id(key: Any) -> int:
+    try:
+        token_id = int(key)
+    except (TypeError, ValueError):
+        raise ClientError(f"logit_bias has the key {key!r}, which is not a token id", param="logit_bias") from None
+    _whole("logit_bias", token_id, 0, 2**31 - 1)
+    return token_id
+
+
+def _bias(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ClientError(f"logit_bias has the value {value!r}, which is not a finite number", param="logit_bias")
+    return max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, float(value)))
