@@ -1,0 +1,60 @@
+"""What the server needs of an engine. `octavo.engine.async_llm.AsyncLLM` is one; tests bring a scripted one."""
+
+from collections.abc import AsyncIterator, Iterable
+from typing import Protocol
+
+from octavo.config import EngineConfig
+from octavo.messages import SchedulerStats
+from octavo.outputs import RequestOutput
+from octavo.sampling_params import SamplingParams
+from octavo.tokenizer.tokenizer import Tokenizer
+
+
+class Engine(Protocol):
+    """An engine that is loaded and runs in the background.
+
+    Attributes:
+        config: resolved; `cache.num_blocks` is set.
+        tokenizer: of the model.
+    """
+
+    config: EngineConfig
+    tokenizer: Tokenizer
+
+    @property
+    def is_alive(self) -> bool:
+        """False once the engine process is gone or its watchdog has fired."""
+        ...
+
+    def generate(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncIterator[RequestOutput]:
+        """Submit one prompt and yield what is new, each time it is.
+
+        Every yielded `RequestOutput` is cumulative: `text`, `token_ids` and `logprobs` of a sample hold everything so
+        far (the lists may be the same growing objects, so nothing is copied per token). `outputs` holds the samples
+        that changed. The last one has `finished` set. Closing the iterator aborts the request and frees its blocks.
+
+        Raises:
+            ClientError: at the first step, when the request can never run or the queue is full (OverloadedError).
+            EngineError: the engine failed on this request; EngineDeadError when it is gone.
+        """
+        ...
+
+    async def abort(self, request_ids: Iterable[str]) -> None:
+        """End requests early; each ends with finish reason "abort"."""
+        ...
+
+    def stats(self) -> SchedulerStats:
+        """State after the latest step, without asking the engine process."""
+        ...
+
+    def close(self) -> None:
+        """Stop the engine and all its processes. May be called twice."""
+        ...
