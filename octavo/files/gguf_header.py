@@ -94,9 +94,7 @@ class _Parser:
         head = self.buffer[:512]
         if head[:4] != MAGIC:
             what = describe_intruder(head)
-            raise self._error(
-                f"is {what}, not a GGUF file" if what else f"is not a GGUF file: it starts with {head[:4]!r}"
-            )
+            raise self._error(f"not a GGUF file but {what or f'one that starts with {head[:4]!r}'}")
         self.pos = 4
         version = self._u32("the version")
         if version not in (2, 3):

@@ -72,7 +72,7 @@ def read_safetensors_header(path: str | os.PathLike[str]) -> SafetensorsHeader:
         header_bytes = int.from_bytes(buffer[:8], "little")
         if header_bytes > MAX_HEADER_BYTES:
             raise ModelError(
-                f"{where}: not a safetensors file: the header claims {header_bytes} bytes, the limit is {MAX_HEADER_BYTES}"
+                f"{where}: not safetensors: its header claims {header_bytes} bytes (at most {MAX_HEADER_BYTES})"
             )
         data_offset = 8 + header_bytes
         if data_offset > size:
