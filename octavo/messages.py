@@ -5,10 +5,16 @@ Index spaces: a *row* is a seat in the worker's batch state, owned by one runnin
 A *block id* is a page of one KV group. A *position* is the index of a token in its sequence, prompt included.
 """
 
+from collections.abc import Callable
+
 import msgspec
 
 from octavo.outputs import FinishReason
 from octavo.sampling_params import SamplingParams
+
+Progress = Callable[[str, int, int], None]
+"""Called while files are fetched and a model is loaded, as `progress(stage, done, total)`: "fetching <file>" counts
+bytes, "loading weights" tensors. A total of 0 is unknown; done == total ends a stage."""
 
 # ---------------------------------------------------------------- client -> core
 

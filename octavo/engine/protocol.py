@@ -1,0 +1,131 @@
+"""Messages between an engine process and its client, as msgpack. Plain data; knows neither sockets nor engines."""
+
+import msgspec
+
+from octavo import errors
+from octavo.config import KVGroupSpec
+from octavo.messages import EngineOutputs, EngineRequest
+
+# ---------------------------------------------------------------- client -> engine
+
+
+class Submit(msgspec.Struct, tag=True, frozen=True):
+    """Start the sequences of one request; all of them or none."""
+
+    requests: list[EngineRequest]
+
+
+class Abort(msgspec.Struct, tag=True, frozen=True):
+    """End sequences early; unknown ids are ignored."""
+
+    request_ids: list[str]
+
+
+class ResetPrefixCache(msgspec.Struct, tag=True, frozen=True):
+    """Forget cached prompt beginnings; answered by `Reply`."""
+
+    call_id: int
+
+
+class Shutdown(msgspec.Struct, tag=True, frozen=True):
+    """End the process."""
+
+
+ToEngine = Submit | Abort | ResetPrefixCache | Shutdown
+
+# ---------------------------------------------------------------- engine -> client
+
+
+class EngineFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """What is known once a model is loaded and its pages are allocated.
+
+    Attributes:
+        num_blocks: pages per KV group.
+        kv_bytes: bytes of all pages.
+        max_request_tokens: most tokens (prompt and answer) one request may have: max_model_len, or what the pool holds.
+        load_s: seconds from the start of loading to ready.
+    """
+
+    device: str
+    dtype: str
+    kv_dtype: str
+    block_size: int
+    num_blocks: tuple[int, ...]
+    kv_groups: tuple[KVGroupSpec, ...]
+    kv_bytes: int
+    max_model_len: int
+    max_request_tokens: int
+    load_s: float
+
+
+class Loading(msgspec.Struct, tag=True, frozen=True):
+    """Progress of a start: `done` of `total` units of `stage`; total 0 is unknown."""
+
+    stage: str
+    done: int
+    total: int
+
+
+class Ready(msgspec.Struct, tag=True, frozen=True):
+    """The engine takes requests from now on."""
+
+    facts: EngineFacts
+
+
+class News(msgspec.Struct, tag=True, frozen=True):
+    """The outcome of one step, or of an abort."""
+
+    outputs: EngineOutputs
+
+
+class Refused(msgspec.Struct, tag=True, frozen=True):
+    """A `Submit` was not taken: the id of its first sequence and the `ClientError` that says why."""
+
+    request_id: str
+    error: str
+    message: str
+    param: str | None
+
+
+class Reply(msgspec.Struct, tag=True, frozen=True):
+    """Answer to a call."""
+
+    call_id: int
+    value: bool
+
+
+class Failed(msgspec.Struct, tag=True, frozen=True):
+    """The engine could not start or cannot go on, and the process ends. `error` is a class of `octavo.errors`."""
+
+    error: str
+    message: str
+
+
+class Exited(msgspec.Struct, tag=True, frozen=True):
+    """Sent by the client's own watcher when the process has ended; a negative code is the signal that ended it."""
+
+    returncode: int
+
+
+FromEngine = Loading | Ready | News | Refused | Reply | Failed | Exited
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+decode_from_engine: "msgspec.msgpack.Decoder[FromEngine]" = msgspec.msgpack.Decoder(FromEngine)
+
+
+def refused(request_id: str, err: errors.ClientError) -> Refused:
+    """The message for a refused request."""
+    return Refused(request_id, type(err).__name__, err.message, err.param)
+
+
+def client_error(message: Refused) -> errors.ClientError:
+    """The exception a `Refused` stands for."""
+    made: errors.ClientError = getattr(errors, message.error)(message.message, param=message.param)
+    return made
+
+
+def engine_error(message: Failed) -> errors.OctavoError:
+    """The exception a `Failed` stands for."""
+    made: errors.OctavoError = getattr(errors, message.error)(message.message)
+    return made
