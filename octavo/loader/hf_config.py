@@ -1,7 +1,7 @@
 """One form of a model's config.json, whatever release of Transformers wrote it. Knows keys and their meaning, no files.
 
-The normalized form, which `ModelSpec.hf_config` holds and model definitions are written against, is the flat config.json
-of the *text* model with every default of its class filled in, and these certainties:
+The normalized form, which `ModelSpec.hf_config` holds and model definitions are written against, is the flat config of
+the *text* model with every default of its class filled in, and these certainties:
 
 * `head_dim`, `num_key_value_heads`, `hidden_act` (Gemma's `hidden_activation` included), `tie_word_embeddings`,
   `model_type` and `architectures` are always there.
