@@ -215,7 +215,7 @@ class ModelSpec:
     Attributes:
         name: the reference as the user gave it.
         path: folder or .gguf file on this machine.
-        format: how the weights are stored.
+        format: how the weights are stored; "dummy" makes random ones (--load-format dummy).
         architecture: key of `models.MODELS`, e.g. "LlamaForCausalLM".
         hf_config: config.json of the *text* model with every default filled in (from GGUF: the same keys, derived).
         context_length: tokens the model was made for, rope scaling included.
@@ -228,7 +228,7 @@ class ModelSpec:
 
     name: str
     path: str
-    format: Literal["safetensors", "gguf"]
+    format: Literal["safetensors", "gguf", "dummy"]
     architecture: str
     hf_config: dict[str, Any]
     context_length: int
