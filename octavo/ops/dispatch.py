@@ -13,7 +13,19 @@ R = TypeVar("R")
 
 OPS: dict[str, "Op"] = {}  # type: ignore[type-arg]
 
-IMPLS: Registry[Callable[..., object]] = Registry("kernel", {})
+IMPLS: Registry[Callable[..., object]] = Registry(
+    "kernel",
+    {
+        "cpu/add_rms_norm": "octavo.kernels.cpu.rowwise:add_rms_norm",
+        "cpu/gelu_mul": "octavo.kernels.cpu.rowwise:gelu_mul",
+        "cpu/gelu_tanh_mul": "octavo.kernels.cpu.rowwise:gelu_tanh_mul",
+        "cpu/paged_attention": "octavo.kernels.cpu.attention:paged_attention",
+        "cpu/rms_norm": "octavo.kernels.cpu.rowwise:rms_norm",
+        "cpu/rope": "octavo.kernels.cpu.rowwise:rope",
+        "cpu/silu_mul": "octavo.kernels.cpu.rowwise:silu_mul",
+        "cpu/write_kv": "octavo.kernels.cpu.rowwise:write_kv",
+    },
+)
 """Key "<provider>/<op>". A provider's version takes what the reference takes and returns what it returns; it may
 fall back to the reference itself for a shape it does not cover, never raise."""
 

@@ -1,0 +1,83 @@
+"""From a resolved reference and a stream of tensors to a model that runs. Knows no file formats.
+
+Weights are held once: the model's tensors are made empty, and each tensor of the stream is copied into its place, in
+any order. Nothing is left uninitialized: a tensor that is missing, unknown or of another shape stops the start-up.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from octavo.config import ModelSpec
+from octavo.errors import ModelError
+from octavo.layers.build import Build
+from octavo.layers.config import TextConfig
+from octavo.models.base import CausalLM
+from octavo.models.registry import MODELS
+from octavo.quantization.registry import format_of
+
+
+def load_model(
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    weights: Iterable[tuple[str, Tensor]],
+    max_model_len: int | None = None,
+) -> CausalLM:
+    """Build the model of `spec` on `device` and fill it.
+
+    Args:
+        weights: names as in a Transformers checkpoint; converted to `dtype` here if they are not.
+        max_model_len: positions to prepare for; the model's context length by default.
+
+    Raises:
+        ModelError: an unknown architecture or setting, or a tensor that is missing, unknown or of the wrong shape.
+    """
+    model = build_model(spec, dtype, device, max_model_len)
+    load_weights(model, weights)
+    return model
+
+
+def build_model(
+    spec: ModelSpec, dtype: torch.dtype, device: torch.device, max_model_len: int | None = None
+) -> CausalLM:
+    """The model of `spec` with empty tensors; on the meta device it can be traced."""
+    if spec.architecture not in MODELS:
+        raise ModelError(
+            f"{spec.name}: architecture {spec.architecture!r} is not supported; known: {', '.join(MODELS)}"
+        )
+    model = MODELS.load(spec.architecture)(TextConfig(spec.hf_config))
+    model.materialize(Build(dtype, device, max_model_len or spec.context_length, format_of))
+    return model.requires_grad_(False).eval()
+
+
+def load_weights(model: CausalLM, weights: Iterable[tuple[str, Tensor]], partial: bool = False) -> None:
+    """Copy tensors into the model's slots; may be called again with newer values.
+
+    Args:
+        partial: the stream may leave out tensors (an update of some weights).
+
+    Raises:
+        ModelError: names the tensor.
+    """
+    slots = {slot.name: slot for slot in model.slots()}
+    missing = {name for name, slot in slots.items() if slot.required}
+    for checkpoint_name, tensor in weights:
+        name = model.tensor_name(checkpoint_name)
+        if name is None:
+            continue
+        if name not in slots:
+            raise ModelError(
+                f"tensor {checkpoint_name!r} is not part of a {type(model).__name__} with this configuration"
+            )
+        shape, write = slots[name].slot
+        if tensor.shape != shape:
+            raise ModelError(
+                f"tensor {checkpoint_name!r} is {list(tensor.shape)}, but the configuration says {list(shape)}"
+            )
+        write(tensor)
+        missing.discard(name)
+    if missing and not partial:
+        some = ", ".join(sorted(missing)[:5])
+        raise ModelError(f"{len(missing)} of {len(slots)} tensors are missing from the checkpoint: {some}")

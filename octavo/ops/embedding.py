@@ -1,0 +1,18 @@
+"""Rows of an embedding table."""
+
+import torch
+from torch import Tensor
+
+from octavo.ops.dispatch import op
+
+
+@op
+def embedding(ids: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+    """Gather `weight[ids]`.
+
+    Args:
+        ids: [T] int64, each in 0 .. V - 1.
+        weight: [V, K]
+        out: [T, K], written when given.
+    """
+    return torch.index_select(weight, 0, ids, out=out)

@@ -1,0 +1,26 @@
+"""The output head: scores of every token of the vocabulary, in float32 whatever the weights are."""
+
+import torch
+from torch import Tensor
+
+from octavo.ops.dispatch import op
+
+SLICE_ROWS = 4096
+
+
+@op
+def logits(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+    """`x @ weight.T`, products and sums in float32.
+
+    Args:
+        x: [S, K]
+        weight: [V, K]
+        out: [S, V] float32, written when given.
+    """
+    if out is None:
+        out = x.new_empty((len(x), len(weight)), dtype=torch.float32)
+    x = x.float()
+    # A slice at a time: the table of a small model with a large vocabulary must not be held twice.
+    for columns, rows in zip(out.split(SLICE_ROWS, 1), weight.split(SLICE_ROWS), strict=True):
+        columns.copy_(torch.mm(x, rows.float().t()))
+    return out

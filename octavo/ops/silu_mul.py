@@ -1,0 +1,19 @@
+"""SwiGLU's activation: the gate through SiLU, times the other half."""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from octavo.ops.dispatch import op
+
+
+@op
+def silu_mul(x: Tensor, out: Tensor | None = None) -> Tensor:
+    """`silu(x[:, :N]) * x[:, N:]` in float32, rounded once.
+
+    Args:
+        x: [T, 2N], the gate first.
+        out: [T, N], written when given.
+    """
+    gate, up = x.float().chunk(2, -1)
+    product = (F.silu(gate) * up).to(x.dtype)
+    return product if out is None else out.copy_(product)

@@ -1,0 +1,33 @@
+"""Weights as they are: one matrix of the compute dtype. Knows nothing of files."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from octavo.ops.linear import linear
+from octavo.quantization.interface import LinearSlot, Slot
+
+
+class UnquantizedWeights:
+    """weight [N, K] and bias [N]; the parts are ranges of N."""
+
+    def __init__(
+        self, in_features: int, parts: dict[str, int], bias: bool, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        out_features = sum(parts.values())
+        self.parts = parts
+        self.weight = torch.empty((out_features, in_features), dtype=dtype, device=device)
+        self.bias = torch.empty(out_features, dtype=dtype, device=device) if bias else None
+
+    def slots(self) -> Iterator[LinearSlot]:
+        """A weight, and a bias if there is one, per part."""
+        for suffix, whole in (("weight", self.weight), ("bias", self.bias)):
+            if whole is None:
+                continue
+            for part, rows in zip(self.parts, whole.split(list(self.parts.values())), strict=True):
+                yield LinearSlot(part, suffix, Slot(rows.shape, rows.copy_))
+
+    def apply(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """`x @ weight.T + bias`: x [T, K] -> [T, N]."""
+        return linear(x, self.weight, self.bias, out)
