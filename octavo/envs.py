@@ -98,3 +98,9 @@ READY_TIMEOUT = EnvVar(
     "Seconds without news from a loading engine process after which its start counts as failed.",
     aliases=("VLLM_ENGINE_READY_TIMEOUT_S",),
 )
+CPU_TIER = EnvVar(
+    "OCTAVO_CPU_TIER",
+    "",
+    str,
+    "Instruction-set tier of the native CPU kernels (portable, avx2, avx512). Default: the best this machine has.",
+)

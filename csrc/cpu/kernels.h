@@ -1,0 +1,135 @@
+// What every instruction-set tier provides: plain structs of pointers and strides, and one table of functions that work
+// on a range of rows. Knows no Python, torch or threads. Only data here: an inline function would be compiled once per
+// tier under one name, and the linker could keep the copy that this machine cannot run.
+#pragma once
+
+#include <cstdint>
+
+namespace octavo {
+
+enum class DType : int32_t { f32 = 0, bf16 = 1, f16 = 2 };
+
+struct bf16 {
+  uint16_t bits;
+};
+struct f16 {
+  uint16_t bits;
+};
+
+// Row i of a [outer, inner, K] tensor starts at data + (i / inner) * outer_stride + (i % inner) * inner_stride elements.
+struct Rows {
+  void* data;
+  int64_t inner;
+  int64_t outer_stride;
+  int64_t inner_stride;
+};
+
+// residual: its data is null in the plain norm.
+struct NormArgs {
+  Rows out, x, residual;
+  const void* weight;  // [K]
+  int64_t hidden;
+  float eps;
+  DType dtype, weight_dtype;
+};
+
+struct GatedArgs {
+  void* out;      // [T, N]
+  const void* x;  // [T, 2N], gate then up
+  int64_t out_stride, x_stride, size;
+  DType dtype;
+};
+
+struct RopeArgs {
+  void* q;  // [T, q_heads, D]
+  void* k;  // [T, k_heads, D]
+  const int64_t* positions;
+  const float* cos_sin;  // [P, rotary]: cos of each frequency, then sin
+  int64_t q_stride, k_stride, q_heads, k_heads, head_dim, rotary;
+  DType dtype;
+};
+
+struct WriteKVArgs {
+  const void* k;  // [T, G, D]
+  const void* v;
+  void* pages;                  // [2, B, G, block, D]
+  const int64_t* slot_mapping;  // [T], -1: padding
+  int64_t k_stride, v_stride, num_blocks, kv_heads, block_size, head_dim;
+  DType dtype, kv_dtype;
+};
+
+// The KV axis is split at absolute multiples of this, and the parts are merged in order: what a row gets can not depend
+// on how its context was cut into steps, threads or batches.
+constexpr int kSplit = 256;
+constexpr int kMaxTileRows = 48;
+constexpr int kMaxPanel = 64;  // tokens in the widest K panel of any tier
+
+struct AttentionArgs {
+  void* out;          // [T, H, D]; tokens after the last row's are padding
+  const void* q;      // [T, H, D]
+  const void* pages;  // [2, B, G, block, D]
+  const int32_t* query_start;
+  const int32_t* seq_lens;
+  const int32_t* block_table;
+  const float* sinks;  // [H] or null
+  int64_t out_stride, q_stride, table_stride;
+  int64_t num_blocks, num_rows, num_tokens, heads, kv_heads, block_size, head_dim;
+  int64_t window;  // tokens a query sees, itself included; 0: all
+  float scale;
+  float softcap;  // 0: none
+  DType dtype, kv_dtype;
+};
+
+// Queries that share keys: `tokens` consecutive tokens of one request times `heads` heads of one KV head.
+struct Tile {
+  int64_t row;
+  int64_t kv_head;
+  int64_t head;   // first query head
+  int64_t heads;  // tile row m is token m / heads, head m % heads
+  int64_t token;  // first token, index into the batch
+  int64_t tokens;
+  int64_t position;  // of the first token
+  int64_t split_begin, split_end;
+};
+
+// Softmax-weighted values of a tile so far; the weights are relative to exp(`max`) and add up to `sum`.
+struct Partial {
+  float* max;  // [tokens * heads]
+  float* sum;
+  float* out;  // [tokens * heads, stride]
+  int64_t stride;  // head_dim rounded up to 16
+};
+
+// One thread's room, laid out by the caller; sizes in floats unless said otherwise.
+struct AttentionScratch {
+  float* q;           // [kMaxTileRows, stride]
+  float* k_panel;     // [stride, kMaxPanel]
+  float* v_rows;      // [kMaxPanel, stride]
+  float* scores;      // [kMaxTileRows, kSplit]
+  const void** keys;  // [kSplit + kMaxPanel] pointers
+  const void** values;
+  float* zero_row;  // [stride], all zero
+  Partial total, part;
+};
+
+struct Kernels {
+  const char* name;
+  void (*norm)(const NormArgs&, int64_t begin, int64_t end);
+  void (*rope)(const RopeArgs&, bool interleaved, int64_t begin, int64_t end);
+  void (*write_kv)(const WriteKVArgs&, int64_t begin, int64_t end);
+  void (*silu_mul)(const GatedArgs&, int64_t begin, int64_t end);
+  void (*gelu_tanh_mul)(const GatedArgs&, int64_t begin, int64_t end);
+  void (*gelu_mul)(const GatedArgs&, int64_t begin, int64_t end);
+  // Attention of a tile over splits begin .. end into scratch.total.
+  void (*attend)(const AttentionArgs&, const Tile&, int64_t begin, int64_t end, AttentionScratch&);
+  // total <- total and then part, in that order, for `rows` rows; part is only read.
+  void (*merge)(Partial& total, const Partial& part, int64_t rows, int64_t head_dim);
+  void (*finish)(const AttentionArgs&, const Tile&, const Partial& total);
+};
+
+// Slowest first; which exist depends on the compiler, which run on the machine. AMX tiers will follow avx512.
+const Kernels* portable_kernels();
+const Kernels* avx2_kernels();
+const Kernels* avx512_kernels();
+
+}  // namespace octavo

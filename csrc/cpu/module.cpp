@@ -1,0 +1,154 @@
+// Python's view: addresses and sizes as plain ints (what `Tensor.data_ptr()` gives), one call per op, the GIL released.
+// Checks nothing: octavo/kernels/cpu calls it only with shapes, strides and dtypes that it has checked.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <atomic>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "ops.h"
+#include "pool.h"
+
+namespace nb = nanobind;
+
+namespace octavo {
+namespace {
+
+template <typename T = void>
+T* at(uintptr_t address) {
+  return reinterpret_cast<T*>(address);
+}
+
+// The tiers this machine can run, slowest first.
+std::vector<const Kernels*> runnable_tiers() {
+  std::vector<const Kernels*> tiers = {portable_kernels()};
+#if defined(OCTAVO_X86_TIERS)
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) tiers.push_back(avx2_kernels());
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl")) {
+    tiers.push_back(avx512_kernels());
+  }
+#endif
+  return tiers;
+}
+
+std::atomic<const Kernels*> chosen{nullptr};
+
+const Kernels& kernels() { return *chosen.load(std::memory_order_relaxed); }
+
+std::vector<std::string> tiers() {
+  std::vector<std::string> names;
+  for (const Kernels* tier : runnable_tiers()) names.emplace_back(tier->name);
+  return names;
+}
+
+void select_tier(const std::string& name) {
+  for (const Kernels* tier : runnable_tiers()) {
+    if (tier->name == name) {
+      chosen = tier;
+      return;
+    }
+  }
+  throw std::invalid_argument(name);
+}
+
+DType dtype(int code) { return static_cast<DType>(code); }
+
+void add_ops(nb::module_& m) {
+  using U = uintptr_t;
+  using I = int64_t;
+  auto no_gil = nb::call_guard<nb::gil_scoped_release>();
+  m.def(
+      "norm",
+      [](U out, I out_inner, I out_outer_stride, I out_inner_stride, U x, I x_inner, I x_outer_stride, I x_inner_stride,
+         U residual, I residual_stride, U weight, float eps, I rows, I hidden, int type, int weight_type) {
+        norm(kernels(),
+             {{at(out), out_inner, out_outer_stride, out_inner_stride},
+              {at(x), x_inner, x_outer_stride, x_inner_stride},
+              {at(residual), 1, residual_stride, 0},
+              at(weight),
+              hidden,
+              eps,
+              dtype(type),
+              dtype(weight_type)},
+             rows);
+      },
+      no_gil);
+  m.def(
+      "rope",
+      [](U q, I q_stride, I q_heads, U k, I k_stride, I k_heads, U positions, U cos_sin, I tokens, I head_dim, I rotary,
+         bool interleaved, int type) {
+        rope(kernels(),
+             {at(q), at(k), at<I>(positions), at<float>(cos_sin), q_stride, k_stride, q_heads, k_heads, head_dim, rotary,
+              dtype(type)},
+             interleaved, tokens);
+      },
+      no_gil);
+  m.def(
+      "write_kv",
+      [](U k, I k_stride, U v, I v_stride, U pages, U slots, I tokens, I num_blocks, I kv_heads, I block_size,
+         I head_dim, int type, int kv_type) {
+        write_kv(kernels(),
+                 {at(k), at(v), at(pages), at<I>(slots), k_stride, v_stride, num_blocks, kv_heads, block_size, head_dim,
+                  dtype(type), dtype(kv_type)},
+                 tokens);
+      },
+      no_gil);
+  auto def_gated = [&](const char* name, auto Kernels::*kernel) {
+    m.def(
+        name,
+        [kernel](U out, I out_stride, U x, I x_stride, I tokens, I size, int type) {
+          gated(kernels().*kernel, {at(out), at(x), out_stride, x_stride, size, dtype(type)}, tokens);
+        },
+        no_gil);
+  };
+  def_gated("silu_mul", &Kernels::silu_mul);
+  def_gated("gelu_tanh_mul", &Kernels::gelu_tanh_mul);
+  def_gated("gelu_mul", &Kernels::gelu_mul);
+  m.def(
+      "paged_attention",
+      [](U out, I out_stride, U q, I q_stride, U pages, U query_start, U seq_lens, U block_table, I table_stride,
+         I num_rows, I num_tokens, I heads, I num_blocks, I kv_heads, I block_size, I head_dim, float scale, I window, float softcap,
+         U sinks, int type, int kv_type) {
+        paged_attention(kernels(), {at(out),
+                                    at(q),
+                                    at(pages),
+                                    at<int32_t>(query_start),
+                                    at<int32_t>(seq_lens),
+                                    at<int32_t>(block_table),
+                                    at<float>(sinks),
+                                    out_stride,
+                                    q_stride,
+                                    table_stride,
+                                    num_blocks,
+                                    num_rows,
+                                    num_tokens,
+                                    heads,
+                                    kv_heads,
+                                    block_size,
+                                    head_dim,
+                                    window,
+                                    scale,
+                                    softcap,
+                                    dtype(type),
+                                    dtype(kv_type)});
+      },
+      no_gil);
+}
+
+}  // namespace
+}  // namespace octavo
+
+NB_MODULE(_native, m) {
+  using namespace octavo;
+  chosen = runnable_tiers().back();
+  m.def("tiers", &tiers);
+  m.def("tier", [] { return kernels().name; });
+  m.def("select_tier", &select_tier);
+  m.def("num_threads", [] { return Pool::get().size(); });
+  m.def("set_num_threads", [](int threads) { Pool::get().resize(threads); }, nb::call_guard<nb::gil_scoped_release>());
+  add_ops(m);
+}

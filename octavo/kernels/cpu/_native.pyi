@@ -1,0 +1,86 @@
+"""The compiled kernels of csrc/cpu. Addresses are `Tensor.data_ptr()`, strides count elements; nothing is checked."""
+
+def tiers() -> list[str]: ...
+def tier() -> str: ...
+def select_tier(name: str) -> None: ...
+def num_threads() -> int: ...
+def set_num_threads(threads: int) -> None: ...
+def norm(
+    out: int,
+    out_inner: int,
+    out_outer_stride: int,
+    out_inner_stride: int,
+    x: int,
+    x_inner: int,
+    x_outer_stride: int,
+    x_inner_stride: int,
+    residual: int,
+    residual_stride: int,
+    weight: int,
+    eps: float,
+    rows: int,
+    hidden: int,
+    dtype: int,
+    weight_dtype: int,
+    /,
+) -> None: ...
+def rope(
+    q: int,
+    q_stride: int,
+    q_heads: int,
+    k: int,
+    k_stride: int,
+    k_heads: int,
+    positions: int,
+    cos_sin: int,
+    tokens: int,
+    head_dim: int,
+    rotary: int,
+    interleaved: bool,
+    dtype: int,
+    /,
+) -> None: ...
+def write_kv(
+    k: int,
+    k_stride: int,
+    v: int,
+    v_stride: int,
+    pages: int,
+    slot_mapping: int,
+    tokens: int,
+    num_blocks: int,
+    kv_heads: int,
+    block_size: int,
+    head_dim: int,
+    dtype: int,
+    kv_dtype: int,
+    /,
+) -> None: ...
+def silu_mul(out: int, out_stride: int, x: int, x_stride: int, tokens: int, size: int, dtype: int, /) -> None: ...
+def gelu_tanh_mul(out: int, out_stride: int, x: int, x_stride: int, tokens: int, size: int, dtype: int, /) -> None: ...
+def gelu_mul(out: int, out_stride: int, x: int, x_stride: int, tokens: int, size: int, dtype: int, /) -> None: ...
+def paged_attention(
+    out: int,
+    out_stride: int,
+    q: int,
+    q_stride: int,
+    pages: int,
+    query_start: int,
+    seq_lens: int,
+    block_table: int,
+    table_stride: int,
+    num_rows: int,
+    num_tokens: int,
+    heads: int,
+    num_blocks: int,
+    kv_heads: int,
+    block_size: int,
+    head_dim: int,
+    scale: float,
+    window: int,
+    softcap: float,
+    sinks: int,
+    dtype: int,
+    kv_dtype: int,
+    /,
+) -> None: ...

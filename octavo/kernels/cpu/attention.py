@@ -1,0 +1,63 @@
+"""Paged attention on the native kernel. What that does not cover (another device or dtype, an odd head size, strided
+pages) runs the torch reference.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.cpu import native
+from octavo.ops.paged_attention import PagedRows
+from octavo.ops.paged_attention import paged_attention as op
+
+_native: Any = native.load()
+_CODES = native.DTYPE_CODES
+
+
+def paged_attention(
+    q: Tensor,
+    pages: Tensor,
+    batch: PagedRows,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """See `octavo.ops.paged_attention`."""
+    target = q.new_empty(q.shape) if out is None else out
+    if _native is None or not (_covers_heads(q, pages) and _covers_heads(target, pages) and _covers_batch(batch)):
+        return op.reference(q, pages, batch, scale, window, softcap, sinks, out)
+    sinks = sinks if sinks is None else sinks.float().contiguous()
+    table = batch.block_table
+    _native.paged_attention(
+        *(target.data_ptr(), target.stride(0), q.data_ptr(), q.stride(0), pages.data_ptr()),
+        *(batch.query_start.data_ptr(), batch.seq_lens.data_ptr(), table.data_ptr(), table.stride(0)),
+        *(batch.seq_lens.shape[0], q.shape[0], q.shape[1], *pages.shape[1:]),
+        *(scale, window or 0, softcap or 0.0, 0 if sinks is None else sinks.data_ptr()),
+        *(_CODES[q.dtype], _CODES[pages.dtype]),
+    )
+    return target
+
+
+def _covers_heads(x: Tensor, pages: Tensor) -> bool:
+    """Whether the kernel reads x [T, heads, D] beside these pages: a token's heads must lie one after the other."""
+    heads, size = x.shape[1:]
+    return (
+        x.is_cpu
+        and pages.is_cpu
+        and x.dtype in _CODES
+        and pages.dtype in _CODES
+        and pages.is_contiguous()
+        and size % 8 == 0
+        and x.stride(2) == 1
+        and (x.stride(1) == size or heads == 1)
+    )
+
+
+def _covers_batch(batch: PagedRows) -> bool:
+    """Whether the kernel reads the batch's tensors as they lie."""
+    table = batch.block_table
+    vectors = all(x.dtype == torch.int32 and x.is_contiguous() for x in (batch.query_start, batch.seq_lens))
+    return vectors and table.dtype == torch.int32 and table.stride(1) == 1

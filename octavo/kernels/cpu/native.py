@@ -1,0 +1,47 @@
+"""Find the compiled CPU kernels and set them up. Knows no ops; without the compiled part Octavo runs on plain torch."""
+
+from functools import cache
+from types import ModuleType
+
+import torch
+
+from octavo import envs
+from octavo.errors import ConfigError
+from octavo.logging import get_logger
+
+try:
+    from octavo.kernels.cpu import _native
+except ImportError as err:  # installed without a compiler, or built for another machine
+    _native = None  # type: ignore[assignment]
+    _why_not: ImportError | None = err
+else:
+    _why_not = None
+
+log = get_logger(__name__)
+
+DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""The kernels' numbers for the types of activations, weights and pages."""
+
+
+@cache
+def load() -> ModuleType | None:
+    """The module with its tier chosen (`OCTAVO_CPU_TIER`, or the best that this machine runs); None if there is none.
+
+    Raises:
+        ConfigError: the tier asked for is unknown, or this machine cannot run it.
+    """
+    if _native is None:
+        log.info("native CPU kernels are not installed (%s); using plain torch", _why_not)
+        return None
+    wanted, tiers = envs.CPU_TIER.get(), _native.tiers()
+    if wanted and wanted not in tiers:
+        raise ConfigError(f"OCTAVO_CPU_TIER is {wanted!r} but this machine runs {', '.join(tiers)}")
+    _native.select_tier(wanted or tiers[-1])
+    return _native
+
+
+def set_num_threads(threads: int) -> None:
+    """Use this many threads for an op, the calling one included. Default: the CPUs this process may use."""
+    module = load()
+    if module is not None:
+        module.set_num_threads(threads)
