@@ -1,0 +1,292 @@
+"""A conversation rendered to the text or ids a chat model was trained on. Knows no HTTP and no model.
+
+Templates are jinja programs that come with models. They run as in Transformers (same environment, same helpers), in
+a sandbox, with a limit on time and on the size of the text. What a message looks like to a template is decided in
+`chat_messages.py`.
+
+Rules:
+* Special tokens are the template's business: the text is encoded without adding BOS again.
+* Content made of parts is given to the template as it is if the template iterates over parts, else as one string.
+* `continue_final_message` ends the prompt with exactly the content of the last message, trailing blanks included.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from datetime import datetime
+from typing import Any
+
+import jinja2
+import jinja2.ext
+from jinja2 import nodes
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from octavo.errors import ClientError
+from octavo.tokenizer.chat_messages import joined_parts, plain_messages, typed_parts
+from octavo.tokenizer.tokenizer import Tokenizer
+
+MAX_CHARACTERS = 1 << 25
+"""Largest text a template may produce; the largest contexts are a tenth of this."""
+MAX_SECONDS = 10.0
+"""Longest time a template may run."""
+PROBE_SECONDS = 0.5
+"""The same for the trial runs that find out what a template can read."""
+
+# Marks the end of the content that is to be continued. Private-use characters, so that no user text and no trimming
+# or escaping filter touches it.
+_END_MARK = "\ue0c0octavo:end\ue0c1"
+_PROBE = "octavo-probe"
+_RESERVED = frozenset(["messages", "tools", "documents", "add_generation_prompt"])
+
+
+class ChatTemplate:
+    """A compiled template, or several by name ("default", "tool_use").
+
+    Args:
+        source: jinja text, or texts by name; None for a model without one, which is an error only once it is used.
+        tokenizer: encodes the text and names the special tokens.
+
+    Attributes:
+        error: what is wrong with the template, None if it compiles. Lets a start-up refuse a template of the user's.
+    """
+
+    def __init__(self, source: str | Mapping[str, str] | None, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.error: str | None = None
+        self._templates: dict[str, _Compiled] = {}
+        named = {"default": source} if isinstance(source, str) else dict(source or {})
+        if not named:
+            self.error = "the model has no chat template; start with --chat-template FILE, or use /v1/completions"
+        for name, text in named.items():
+            try:
+                self._templates[name] = _Compiled(text, tokenizer.special_tokens)
+            except jinja2.TemplateSyntaxError as err:
+                self.error = f"the chat template is not valid jinja: line {err.lineno}: {err.message}"
+
+    def render_ids(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> list[int]:
+        """Token ids of the prompt; takes what `render` takes."""
+        return self.tokenizer.encode(self.render(messages, **options), add_special_tokens=False)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        /,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """Text of the prompt.
+
+        Args:
+            messages: in the form of OpenAI's API.
+            tools: function definitions in the form of OpenAI's API.
+            add_generation_prompt: end with the header of the answer.
+            continue_final_message: end inside the last message, so that the answer continues it.
+            documents: for templates that cite sources.
+            chat_template_kwargs, kwargs: further variables of the template ("enable_thinking").
+
+        Raises:
+            ClientError: there is no usable template, the template refuses the conversation, or the options do not
+                fit; `param` names the field.
+        """
+        variables = _plain("chat_template_kwargs", {**(chat_template_kwargs or {}), **kwargs})
+        _check_options(variables, add_generation_prompt, continue_final_message)
+        template = self._choose(tools)
+        conversation = plain_messages(messages)
+        if continue_final_message:
+            _mark_end(conversation[-1])
+        variables["tools"] = _plain("tools", tools)
+        variables["documents"] = _plain("documents", documents)
+        variables["add_generation_prompt"] = add_generation_prompt
+        text = template.render(template.shaped(conversation), variables)
+        return _cut_at_mark(text) if continue_final_message else text
+
+    def _choose(self, tools: Sequence[Mapping[str, Any]] | None) -> "_Compiled":
+        if self.error is not None:
+            raise ClientError(self.error, param="messages")
+        name = "tool_use" if tools and "tool_use" in self._templates else "default"
+        if name not in self._templates:
+            raise ClientError(
+                f"the model has only the chat templates {', '.join(self._templates)} and none for plain chat; "
+                "start with --chat-template FILE",
+                param="messages",
+            )
+        return self._templates[name]
+
+
+class _Compiled:
+    """One template: how it wants content, and how it runs."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        self._template = _ENVIRONMENT.from_string(source)
+        self._special_tokens = dict(special_tokens)
+        self._roles_with_parts: dict[str, bool] = {}
+        self._takes_text = self._probe("user", _PROBE) is not None or not self._takes_parts("user")
+
+    def shaped(self, conversation: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The conversation with every content in a form the template can read."""
+        return [self._shaped(message) for message in conversation]
+
+    def _shaped(self, message: dict[str, Any]) -> dict[str, Any]:
+        if not self._takes_text:
+            return typed_parts(message)
+        content = message["content"]
+        if isinstance(content, list) and len(content) > 1 and self._takes_parts(message["role"]):
+            return message
+        return joined_parts(message)
+
+    def _takes_parts(self, role: str) -> bool:
+        """Whether content made of parts, in a message of this role, comes out as its text."""
+        if role not in self._roles_with_parts:
+            as_text, as_parts = self._probe(role, _PROBE), self._probe(role, [{"type": "text", "text": _PROBE}])
+            dumped = as_parts is None or any(sign in as_parts for sign in ("'type': 'text'", '"type": "text"'))
+            self._roles_with_parts[role] = not dumped and as_text in (as_parts, None)
+        return self._roles_with_parts[role]
+
+    def _probe(self, role: str, content: Any) -> str | None:
+        """The text of the smallest conversation with this content, or None if the content does not come through."""
+        message, user = {"role": role, "content": content}, {"role": "user", "content": content}
+        conversation = {"user": [user], "system": [message, user], "assistant": [user, message]}.get(role)
+        if conversation is None:
+            return None
+        variables = {"tools": None, "documents": None, "add_generation_prompt": False}
+        try:
+            text = self.render(conversation, variables, PROBE_SECONDS)
+        except ClientError:
+            return None
+        return text if _PROBE in text else None
+
+    def render(
+        self, conversation: list[dict[str, Any]], variables: dict[str, Any], seconds: float = MAX_SECONDS
+    ) -> str:
+        """Run the template within its limits."""
+        token = _DEADLINE.set(time.monotonic() + seconds)
+        try:
+            return "".join(self._pieces(conversation, variables))
+        except ClientError:
+            raise
+        except Exception as err:  # the template is foreign code, and whatever it raises is about these messages
+            raise ClientError(f"the chat template refused the conversation: {err}", param="messages") from err
+        finally:
+            _DEADLINE.reset(token)
+
+    def _pieces(self, conversation: list[dict[str, Any]], variables: dict[str, Any]) -> Iterator[str]:
+        left = MAX_CHARACTERS
+        for piece in self._template.generate({**self._special_tokens, **variables, "messages": conversation}):
+            left -= len(piece)
+            if left < 0:
+                raise ClientError(
+                    f"the chat template produces more than {MAX_CHARACTERS} characters; send less", param="messages"
+                )
+            yield piece
+
+
+class _Extension(jinja2.ext.Extension):
+    """The `{% generation %}` block, which only training needs, and the clock that stops endless templates."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        """Render the body of the block as if the tag were not there."""
+        lineno = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(lineno)
+
+    def _body(self, caller: Any) -> str:
+        return str(caller())
+
+    def _tick(self) -> None:
+        if time.monotonic() > _DEADLINE.get():
+            raise ClientError("the chat template runs too long for these messages; send less", param="messages")
+
+    def watch(self, template: nodes.Template) -> nodes.Template:
+        """Look at the clock in every round of a loop and every call of a macro."""
+        repeated: list[nodes.For | nodes.Macro] = [*template.find_all(nodes.For), *template.find_all(nodes.Macro)]
+        for node in repeated:
+            tick = nodes.ExprStmt(self.call_method("_tick"))
+            node.body.insert(0, tick.set_lineno(node.lineno))
+        return template
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Extension, jinja2.ext.loopcontrols])
+        self.filters["tojson"] = _tojson
+        self.globals["raise_exception"] = _raise_exception
+        self.globals["strftime_now"] = _strftime_now
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        clock = next(found for found in self.extensions.values() if isinstance(found, _Extension))
+        return clock.watch(super()._parse(source, name, filename))
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as models have seen it in training: not escaped for HTML, unlike jinja's own filter."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+_DEADLINE: ContextVar[float] = ContextVar("deadline")
+_ENVIRONMENT = _Environment()
+
+
+def _check_options(variables: Mapping[str, Any], add_generation_prompt: bool, continue_final_message: bool) -> None:
+    taken = sorted(_RESERVED & variables.keys())
+    if taken:
+        raise ClientError(
+            f"chat_template_kwargs may not hold {', '.join(taken)}; use the request field of that name",
+            param="chat_template_kwargs",
+        )
+    if continue_final_message and add_generation_prompt:
+        raise ClientError(
+            "continue_final_message and add_generation_prompt exclude each other; set add_generation_prompt to false",
+            param="continue_final_message",
+        )
+
+
+def _plain(param: str, value: Any) -> Any:
+    """A copy made of JSON types alone: nothing a template could call."""
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError, RecursionError) as err:
+        raise ClientError(f"{param} is not JSON: {err}", param=param) from err
+
+
+def _mark_end(message: dict[str, Any]) -> None:
+    """Put the mark behind the text of a message."""
+    content = message["content"]
+    if isinstance(content, str):
+        message["content"] = content + _END_MARK
+    elif content:
+        content[-1]["text"] += _END_MARK
+    else:
+        content.append({"type": "text", "text": _END_MARK})
+
+
+def _cut_at_mark(text: str) -> str:
+    end = text.rfind(_END_MARK)
+    if end < 0:
+        raise ClientError(
+            "continue_final_message is set but the chat template leaves the end of the last message out",
+            param="continue_final_message",
+        )
+    return text[:end]
