@@ -1,0 +1,135 @@
+"""One sequence inside the core: its tokens, how far it is computed, and where it stands. Knows no pools or queues."""
+
+from enum import Enum, auto
+
+from octavo.core.block_hash import extend_chain, hash_root
+from octavo.core.block_table import BlockTable
+from octavo.messages import EngineRequest, PromptLogprobs
+from octavo.outputs import FinishReason
+
+
+class Status(Enum):
+    """Where a request stands."""
+
+    WAITING = auto()
+    RUNNING = auto()
+    PREEMPTED = auto()
+    """Waiting again; its pages were taken, its tokens were not."""
+    HELD = auto()
+    """Finished, but its pages are kept for forks."""
+    FINISHED = auto()
+
+
+class Request:
+    """State of one sequence. The scheduler moves `status` and `row`; the KV cache manager owns `block_table`.
+
+    ```text
+    token_ids: [ prompt .................. | generated .... ]
+               [ num_computed_tokens ........... | to compute ]     the last known token is computed to sample the next
+    ```
+
+    Args:
+        spec: what the client sent.
+        rank: place in every queue, smaller first: (priority, order of arrival).
+        max_total_tokens: the sequence ends with "length" when it has this many tokens.
+        parent: a request whose pages this one may share.
+        num_common_tokens: leading tokens that are those of `parent`.
+    """
+
+    __slots__ = (
+        "_end_ids",
+        "_first_end_length",
+        "_hash_root",
+        "block_hashes",
+        "block_table",
+        "has_first_token",
+        "max_total_tokens",
+        "num_cached_tokens",
+        "num_common_tokens",
+        "num_computed_tokens",
+        "num_preemptions",
+        "num_prompt_logprobs",
+        "num_prompt_tokens",
+        "parent",
+        "rank",
+        "request_id",
+        "row",
+        "scheduled_time_s",
+        "spec",
+        "status",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        spec: EngineRequest,
+        *,
+        rank: tuple[int, int],
+        max_total_tokens: int,
+        parent: "Request | None" = None,
+        num_common_tokens: int = 0,
+    ) -> None:
+        sampling = spec.sampling
+        self.spec = spec
+        self.request_id = spec.request_id
+        self.rank = rank
+        self.parent = parent
+        self.num_common_tokens = num_common_tokens
+        self.token_ids = list(spec.prompt_token_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+        self.max_total_tokens = max_total_tokens
+        self.status = Status.WAITING
+        self.row = -1
+        self.num_computed_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_preemptions = 0
+        self.num_prompt_logprobs = 0
+        self.scheduled_time_s = 0.0
+        self.has_first_token = False
+        self.block_table = BlockTable()
+        self.block_hashes: list[bytes] = []
+        self._hash_root = hash_root(cache_salt=spec.cache_salt)
+        eos_token_ids = () if sampling.ignore_eos else spec.eos_token_ids
+        self._end_ids = frozenset((*eos_token_ids, *(sampling.stop_token_ids or ())))
+        self._first_end_length = self.num_prompt_tokens + sampling.min_tokens + 1
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens: prompt and generated."""
+        return len(self.token_ids)
+
+    @property
+    def reads_prefix_cache(self) -> bool:
+        """Whether computed pages may replace computing: not while logprobs of prompt tokens are due."""
+        wanted = self.spec.sampling.prompt_logprobs is not None
+        return not wanted or self.num_prompt_logprobs >= self.num_prompt_tokens - 1
+
+    def hash_blocks(self, num_blocks: int, block_size: int) -> list[bytes]:
+        """Hashes of at least the first `num_blocks` blocks; each is computed once in a request's life."""
+        if len(self.block_hashes) < num_blocks:
+            extend_chain(self.block_hashes, self._hash_root, self.token_ids, num_blocks, block_size)
+        return self.block_hashes
+
+    def append(self, token_id: int) -> FinishReason | None:
+        """Add a sampled token; the reason if it ends the sequence."""
+        token_ids = self.token_ids
+        token_ids.append(token_id)
+        if token_id in self._end_ids and len(token_ids) >= self._first_end_length:
+            return "stop"
+        return "length" if len(token_ids) >= self.max_total_tokens else None
+
+    def stop_reason(self) -> int | None:
+        """The last token, if it is a stop id of the caller and not an end-of-sequence token."""
+        token_id = self.token_ids[-1]
+        is_eos = token_id in self.spec.eos_token_ids and not self.spec.sampling.ignore_eos
+        return None if is_eos else token_id
+
+    def take_prompt_logprobs(self, news: PromptLogprobs) -> PromptLogprobs | None:
+        """What of `news` was not delivered before: a preempted request computes its prompt again."""
+        num_known = self.num_prompt_logprobs + 1 - news.start
+        assert num_known >= 0, "prompt logprobs arrive in order"
+        if num_known >= len(news.positions):
+            return None
+        fresh = PromptLogprobs(news.start + num_known, news.positions[num_known:])
+        self.num_prompt_logprobs += len(fresh.positions)
+        return fresh

@@ -1,0 +1,449 @@
+"""Decide what each step computes: who runs, how many tokens of whom, in which pages. Knows no tensors, devices, models.
+
+One token budget serves prefill and decode alike: a request has `num_computed_tokens`, and a step lets it catch up with
+its known tokens. In a step, decoding requests come first (one token each), then prompts that are being computed, then
+the queue. Seats and pages that `update_from_output` frees are used by the next `schedule`.
+
+One step is in flight at a time. What two would change: the token a row samples next is not known yet, so a request
+needs a count of placeholder tokens that `update_from_output` takes back; pages may be hashed, and forked, only up to
+the tokens of steps that came back (here that is `num_computed_tokens` between steps); and the result of a row counts
+only if the request has not been preempted since.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+
+import msgspec
+
+from octavo.config import SchedulerConfig
+from octavo.core.admission import Admission
+from octavo.core.kv_cache_manager import KVCacheManager, Prefix
+from octavo.core.request import Request, Status
+from octavo.core.request_queue import RequestQueue
+from octavo.core.step import Step
+from octavo.messages import (
+    EngineOutput,
+    EngineRequest,
+    ModelRunnerOutput,
+    NewRow,
+    PositionLogprobs,
+    SchedulerOutput,
+    SchedulerStats,
+)
+from octavo.outputs import FinishReason
+
+
+class Scheduler:
+    """Continuous batching over a KV cache manager.
+
+    Args:
+        max_model_len: most tokens of prompt plus answer.
+        token_budget: most tokens one step computes.
+        clock: seconds, for the times in outputs.
+
+    Raises:
+        ConfigError: without chunked prefill, a prompt could be longer than a step.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        kv: KVCacheManager,
+        *,
+        max_model_len: int,
+        token_budget: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._admission = Admission(config, kv, max_model_len, token_budget)
+        self._kv = kv
+        self._clock = clock
+        self._chunked = config.enable_chunked_prefill
+        self._by_priority = config.scheduling_policy == "priority"
+        self._token_budget = token_budget
+        # Each running request gets at least its one token per step.
+        self._max_running = min(config.max_num_seqs, token_budget)
+        self._long_prefill = min(config.long_prefill_token_threshold or max(1, token_budget // 4), token_budget)
+        self._num_reserved_tokens = self._admission.max_total_tokens if config.reserve_full_length else 0
+
+        self.waiting = RequestQueue()
+        self.running = RequestQueue()
+        self._held: dict[Request, None] = {}  # oldest first
+        self._requests: dict[str, Request] = {}  # waiting, running and held
+        self._free_rows = list(range(self._max_running))
+        self._freed_rows: list[int] = []
+        self._in_flight: list[Request] = []
+        self._num_arrived = 0
+        self._stats = SchedulerStats()
+        self._no_blocks: list[list[int]] = [[] for _ in kv.pools]
+
+    # ------------------------------------------------------------ requests come and go
+
+    def add_request(self, spec: EngineRequest) -> None:
+        """Queue a request.
+
+        Raises:
+            ClientError: its id is in use, or it can never fit.
+            OverloadedError: the queue is full.
+        """
+        rank = (spec.priority if self._by_priority else 0, self._num_arrived)
+        request = self._admission.make_request(spec, self._requests, rank)
+        if request.parent is None:  # a fork is part of a request that was let in before
+            self._admission.check_queue(request, self.waiting, num_free_seats=self._max_running - len(self.running))
+        self._num_arrived += 1
+        self._requests[request.request_id] = request
+        self.waiting.add(request)
+
+    def abort(self, request_ids: Sequence[str]) -> list[EngineOutput]:
+        """End requests wherever they are, and let go of held ones; unknown ids are ignored.
+
+        Returns:
+            The final output of each that had none yet.
+        """
+        found = [self._requests[request_id] for request_id in request_ids if request_id in self._requests]
+        return self._end(found, "abort")
+
+    def fail_all(self, message: str) -> list[EngineOutput]:
+        """End every request with the reason "error", because a step was lost."""
+        return self._end(list(self._requests.values()), "error", message)
+
+    def has_unfinished(self) -> bool:
+        """Whether `schedule` has something to run."""
+        return len(self.running) + len(self.waiting) > 0
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached pages; False, and nothing happens, while a request holds some."""
+        return self._kv.reset_prefix_cache()
+
+    def stats(self) -> SchedulerStats:
+        """Gauges of this moment and counters since the start."""
+        return msgspec.structs.replace(
+            self._stats,
+            num_running=len(self.running),
+            num_waiting=len(self.waiting),
+            kv_usage=self._kv.usage,
+            kv_waste=self._waste(),
+        )
+
+    # ------------------------------------------------------------ a step begins
+
+    def schedule(self) -> SchedulerOutput:
+        """The next step. It has rows if `has_unfinished`; one without rows need not be run and holds no news."""
+        step = Step(self._token_budget)
+        self._schedule_running(step)
+        # Whoever came in now would take the pages that another was just preempted for.
+        if self.waiting and not step.preempted:
+            self._schedule_waiting(step)
+        return self._emit(step)
+
+    def _schedule_running(self, step: Step) -> None:
+        prefilling = []
+        for request in list(self.running):
+            if request.status is not Status.RUNNING:  # preempted a moment ago
+                continue
+            num_computed_tokens = request.num_computed_tokens
+            if len(request.token_ids) - num_computed_tokens > 1:
+                prefilling.append(request)
+            elif num_computed_tokens < request.block_table.num_slots:
+                step.num_tokens[request] = 1
+            else:
+                self._grow(step, request, 1)
+        step.num_decoding = len(step.num_tokens)
+        for request in prefilling:
+            if request.status is Status.RUNNING:
+                num_tokens = self._chunk(step, request.num_tokens - request.num_computed_tokens)
+                if num_tokens == step.token_budget and self._has_candidate():
+                    num_tokens -= step.token_budget // 4  # a long prompt alone must not keep short ones out
+                if num_tokens > 0:
+                    self._grow(step, request, num_tokens)
+
+    def _chunk(self, step: Step, num_tokens: int) -> int:
+        """How many of a request's missing tokens this step may compute."""
+        if not self._chunked:
+            return num_tokens if num_tokens <= step.budget_left() else 0
+        # Between two tokens of a decoding request there is one step, so its length must be bounded.
+        limit = self._long_prefill if step.num_decoding else num_tokens
+        return min(num_tokens, limit, step.budget_left())
+
+    def _has_candidate(self) -> bool:
+        """Whether somebody waits for nothing but tokens and pages."""
+        return len(self.running) < self._max_running and any(not _waits_for_parent(r) for r in self.waiting)
+
+    def _grow(self, step: Step, request: Request, num_tokens: int) -> None:
+        """Schedule up to `num_tokens` of a running request; if no page is left, the last in rank lose theirs."""
+        while (allocation := self._kv.allocate_slots(request, num_tokens)) is None:
+            if self._drop_oldest_held():
+                continue
+            victim = self.running.worst
+            self._preempt(step, victim)
+            if victim is request:
+                return
+        step.num_tokens[request] = allocation.num_tokens
+        step.new_block_ids[request] = allocation.block_ids
+
+    def _preempt(self, step: Step, request: Request) -> None:
+        self._leave(request)
+        self._kv.free(request)
+        step.drop(request)
+        request.status = Status.PREEMPTED
+        request.num_preemptions += 1
+        self._stats.num_preemptions += 1
+        self.waiting.add(request)
+
+    # ------------------------------------------------------------ admission
+
+    def _schedule_waiting(self, step: Step) -> None:
+        kept_blocks = self._blocks_kept_for_running()
+        for request in self.waiting:
+            if len(self.running) == self._max_running or step.budget_left() == 0:
+                break
+            if _waits_for_parent(request):
+                continue
+            # First come, first served: nobody slips past one that has to wait, or a big request would wait forever.
+            if not self._try_admit(step, request, kept_blocks):
+                break
+            owed = self._kv.num_owed_blocks(request)
+            kept_blocks = [kept + more for kept, more in zip(kept_blocks, owed, strict=True)]
+        for request in step.admitted:
+            self.waiting.remove(request)
+
+    def _blocks_kept_for_running(self) -> list[int]:
+        """Per group, pages that newcomers must leave: for prompts not complete yet, and 1 % to grow."""
+        kept_blocks = [pool.num_blocks // 100 if self.running else 0 for pool in self._kv.pools]
+        for request in self.running:
+            if request.num_tokens - request.num_computed_tokens > 1:
+                owed = self._kv.num_owed_blocks(request)
+                kept_blocks = [kept + more for kept, more in zip(kept_blocks, owed, strict=True)]
+        return kept_blocks
+
+    def _try_admit(self, step: Step, request: Request, kept_blocks: list[int]) -> bool:
+        while True:
+            prefix, forked = self._best_prefix(request)
+            num_missing_tokens = request.num_tokens - prefix.num_tokens
+            num_wanted = self._chunk(step, num_missing_tokens)
+            if num_wanted == 0:
+                return False
+            num_tokens = self._kv.admit(
+                request,
+                prefix,
+                num_wanted,
+                min_new_tokens=1 if self._chunked else num_missing_tokens,
+                num_reserved_tokens=self._num_reserved_tokens,
+                num_kept_blocks=kept_blocks,
+            )
+            if num_tokens:
+                break
+            if not self._drop_oldest_held():
+                return False
+        if request.status is Status.WAITING:
+            self._note_first_admission(request, 0 if forked else prefix.num_tokens)
+        self.running.add(request)
+        request.status = Status.RUNNING
+        request.row = heappop(self._free_rows)
+        request.num_computed_tokens = prefix.num_tokens
+        request.parent = None
+        step.admitted.append(request)
+        step.num_tokens[request] = num_tokens
+        return True
+
+    def _best_prefix(self, request: Request) -> tuple[Prefix, bool]:
+        """What need not be computed, and whether it is a fork."""
+        prefix = self._kv.get_computed_blocks(request)
+        if request.parent is not None:
+            forked = self._kv.fork(request.parent, request)
+            if forked is not None and forked.num_tokens > prefix.num_tokens:
+                return forked, True
+        return prefix, False
+
+    def _note_first_admission(self, request: Request, num_cached_tokens: int) -> None:
+        request.scheduled_time_s = self._clock()
+        request.num_cached_tokens = num_cached_tokens
+        if request.spec.fork_of is None:
+            stats = self._stats
+            stats.prompt_tokens += request.num_prompt_tokens
+            stats.prompt_tokens_cached += num_cached_tokens
+            if self._kv.enable_prefix_caching and request.reads_prefix_cache:
+                stats.prefix_cache_queries += request.num_prompt_tokens
+                stats.prefix_cache_hits += num_cached_tokens
+
+    # ------------------------------------------------------------ the plan
+
+    def _emit(self, step: Step) -> SchedulerOutput:
+        """The plan of a finished step; from here on its tokens count as computed."""
+        self._in_flight = requests = list(step.num_tokens)
+        if not requests:
+            return SchedulerOutput(step=self._stats.steps)
+        new_block_ids, none = step.new_block_ids, self._no_blocks
+        plan = SchedulerOutput(
+            step=self._stats.steps,
+            freed_rows=self._freed_rows,
+            new_rows=[_new_row(request) for request in step.admitted],
+            rows=[request.row for request in requests],
+            num_tokens=list(step.num_tokens.values()),
+            num_computed_tokens=[request.num_computed_tokens for request in requests],
+            new_block_ids=[new_block_ids.get(request, none) for request in requests],
+            zero_block_ids=self._kv.take_zero_block_ids(),
+            block_copies=self._kv.take_copies(),
+        )
+        samples = plan.samples
+        for request, num_tokens in step.num_tokens.items():
+            request.num_computed_tokens += num_tokens
+            samples.append(request.num_computed_tokens == len(request.token_ids) < request.max_total_tokens)
+        self._freed_rows = []
+        self._note_step(plan.total_tokens)
+        return plan
+
+    def _note_step(self, num_tokens: int) -> None:
+        stats, num_used_blocks = self._stats, self._kv.pools[0].num_used
+        stats.steps += 1
+        stats.step_tokens = num_tokens
+        stats.peak_running = max(stats.peak_running, len(self.running) + len(self._held))
+        if num_used_blocks > stats.kv_peak_blocks:
+            stats.kv_peak_blocks = num_used_blocks
+            stats.kv_peak_waste = self._waste()
+
+    def _waste(self) -> float:
+        """Share of allocated slots, of all groups together, that hold no token."""
+        num_empty = sum(map(self._kv.num_empty_slots, (*self.running, *self._held)))
+        return num_empty / max(1, self._kv.num_used_slots())
+
+    # ------------------------------------------------------------ a step ends
+
+    def update_from_output(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> list[EngineOutput]:
+        """Take in what the worker computed for `plan`, the last one scheduled.
+
+        Returns:
+            News of every request that has any.
+        """
+        now_s = self._clock()
+        token_ids_by_row = dict(zip(result.rows, result.token_ids, strict=True))
+        logprobs_by_row = dict(zip(result.rows, result.logprobs, strict=False))
+        block_size = self._kv.block_size
+        outputs: list[EngineOutput] = []
+        for request, row, samples in zip(self._in_flight, plan.rows, plan.samples, strict=True):
+            if request.status is not Status.RUNNING:  # aborted while the step ran
+                continue
+            if row in result.errors:
+                outputs += self._end([request], "error", result.errors[row])
+                continue
+            if request.num_computed_tokens >= (request.block_table.num_cached_blocks + 1) * block_size:
+                self._kv.cache_computed_blocks(request)
+            output = EngineOutput(request_id=request.request_id)
+            if row in result.prompt_logprobs:
+                output.prompt_logprobs = request.take_prompt_logprobs(result.prompt_logprobs[row])
+            reason: FinishReason | None = None
+            if samples:
+                reason = self._take_tokens(request, output, token_ids_by_row[row], logprobs_by_row.get(row), now_s)
+            elif request.num_computed_tokens == request.max_total_tokens:  # max_tokens=0: only the prompt was wanted
+                reason = "length"
+            if reason is not None:
+                self._finish(request, output, reason)
+            if samples or reason is not None or output.prompt_logprobs is not None:
+                outputs.append(output)
+        return outputs
+
+    def _take_tokens(
+        self,
+        request: Request,
+        output: EngineOutput,
+        token_ids: list[int],
+        logprobs: list[PositionLogprobs] | None,
+        now_s: float,
+    ) -> FinishReason | None:
+        """Append sampled tokens, up to one that ends the request, and report them."""
+        reason = None
+        num_taken = 0
+        for token_id in token_ids:
+            reason = request.append(token_id)
+            num_taken += 1
+            if reason is not None:
+                break
+        output.new_token_ids = token_ids[:num_taken]
+        if logprobs is not None:
+            output.logprobs = logprobs[:num_taken]
+        self._stats.generation_tokens += num_taken
+        if not request.has_first_token:
+            request.has_first_token = True
+            output.num_cached_tokens = request.num_cached_tokens
+            output.scheduled_time_s = request.scheduled_time_s
+            output.first_token_time_s = now_s
+        return reason
+
+    def _finish(self, request: Request, output: EngineOutput, reason: FinishReason) -> None:
+        """End a running request of its own accord; `output` becomes its final message."""
+        output.finish_reason = reason
+        output.stop_reason = request.stop_reason() if reason == "stop" else None
+        output.num_cached_tokens = request.num_cached_tokens
+        output.num_preemptions = request.num_preemptions
+        if request.spec.hold:
+            self._leave(request)
+            request.status = Status.HELD
+            self._held[request] = None
+        else:
+            self._drop(request)
+
+    def _end(self, requests: list[Request], reason: FinishReason, error: str | None = None) -> list[EngineOutput]:
+        """End requests from outside, wherever they are."""
+        outputs = []
+        for request in requests:
+            if request.status is not Status.HELD:  # a held one had its final output
+                output = EngineOutput(request_id=request.request_id, finish_reason=reason, error=error)
+                output.num_cached_tokens = request.num_cached_tokens
+                output.num_preemptions = request.num_preemptions
+                outputs.append(output)
+            self._drop(request)
+        return outputs
+
+    # ------------------------------------------------------------ leaving
+
+    def _leave(self, request: Request) -> None:
+        """Take a request out of the place its status says it is in."""
+        if request.status is Status.RUNNING:
+            self.running.remove(request)
+            self._freed_rows.append(request.row)
+            heappush(self._free_rows, request.row)
+            request.row = -1
+        elif request.status is Status.HELD:
+            del self._held[request]
+        else:
+            self.waiting.remove(request)
+
+    def _drop(self, request: Request) -> None:
+        """Let go of a request and all it has."""
+        self._leave(request)
+        self._kv.free(request)
+        request.status = Status.FINISHED
+        request.parent = None
+        del self._requests[request.request_id]
+
+    def _drop_oldest_held(self) -> bool:
+        """Take the pages of the request that was held longest; False if none is held."""
+        oldest = next(iter(self._held), None)
+        if oldest is not None:
+            self._drop(oldest)
+        return oldest is not None
+
+
+def _waits_for_parent(request: Request) -> bool:
+    """Whether a fork would share more if it came in later; those behind it need not wait."""
+    parent = request.parent
+    if parent is None or parent.status not in (Status.WAITING, Status.RUNNING):
+        return False
+    return parent.num_computed_tokens < min(request.num_common_tokens, request.num_tokens - 1)
+
+
+def _new_row(request: Request) -> NewRow:
+    spec = request.spec
+    return NewRow(
+        request_id=request.request_id,
+        row=request.row,
+        token_ids=request.token_ids.copy(),
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_computed_tokens=request.num_computed_tokens,
+        block_ids=request.block_table.copy_groups(),
+        sampling=spec.sampling,
+        eos_token_ids=spec.eos_token_ids,
+        bad_words_token_ids=spec.bad_words_token_ids,
+        seed=spec.seed,
+        sample_index=spec.sample_index,
+    )
