@@ -1,0 +1,118 @@
+"""`octavo bench throughput | latency | serve`: prints one JSON object."""
+
+import argparse
+import asyncio
+import json
+from contextlib import closing
+from pathlib import Path
+
+from octavo.bench.offline import OfflineBench
+from octavo.bench.online import run_online
+from octavo.bench.workload import WorkItem, random_workload, read_workload
+from octavo.cli.command import Command
+from octavo.cli.options import ENGINE_SECTIONS, add_option_flags, chosen_options
+from octavo.cli.progress import progress_bars
+from octavo.cli.remote import fetch_model_card
+from octavo.engine.resolve import make_config
+
+SAFE_VOCAB_SIZE = 1000
+"""Ids below this exist in any served vocabulary; used when only a URL is known."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of the three benchmarks."""
+    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
+    throughput = kinds.add_parser("throughput", help="run a workload on an engine in this process")
+    _add_workload_flags(throughput)
+    throughput.add_argument("--sequential", action="store_true", help="submit requests one after the other")
+    throughput.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
+    throughput.add_argument("--top-p", type=float, default=1.0, help="(default: 1)")
+    add_option_flags(throughput, ENGINE_SECTIONS)
+
+    latency = kinds.add_parser("latency", help="time one fixed batch, several times")
+    latency.add_argument("--batch-size", type=int, default=1, help="requests per batch (default: 1)")
+    latency.add_argument("--input-len", type=int, default=32, help="prompt tokens (default: 32)")
+    latency.add_argument("--output-len", type=int, default=128, help="generated tokens (default: 128)")
+    latency.add_argument("--num-iters", type=int, default=3, help="timed repetitions (default: 3)")
+    latency.add_argument("--json", metavar="FILE", help="write the figures to a file too")
+    add_option_flags(latency, ENGINE_SECTIONS)
+
+    serve = kinds.add_parser("serve", help="send a workload to a running server")
+    _add_workload_flags(serve)
+    serve.add_argument("--url", default="http://127.0.0.1:8000/v1", help="base of the API (default: %(default)s)")
+    serve.add_argument("--model", help="model to ask for (default: the first one the server lists)")
+    serve.add_argument("--api-key", help="key to present")
+    serve.add_argument("--max-concurrency", type=int, help="most requests open at once (default: no limit)")
+    serve.add_argument("--request-rate", type=float, help="requests per second (default: all at once)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the chosen benchmark."""
+    figures = {"throughput": _throughput, "latency": _latency, "serve": _serve}[args.kind](args)
+    text = json.dumps(figures)
+    print(text)
+    if args.json:
+        Path(args.json).write_text(text + "\n")
+    return 1 if figures.get("errors") else 0
+
+
+def _add_workload_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--workload", metavar="FILE", help='lines of {"prompt": [token ids], "out": tokens}')
+    parser.add_argument("--requests", type=int, help="use only the first N lines; without a file, make N (default: 32)")
+    parser.add_argument("--input-len", type=int, default=128, help="prompt tokens of made requests (default: 128)")
+    parser.add_argument("--output-len", type=int, default=128, help="generated tokens of made requests (default: 128)")
+    parser.add_argument("--json", metavar="FILE", help="write the figures to a file too")
+
+
+def _throughput(args: argparse.Namespace) -> dict[str, object]:
+    config = make_config(**chosen_options(args, ENGINE_SECTIONS, args.foreign))
+    workload = _read_or_make(args, config.spec.vocab_size)
+    with progress_bars() as progress, closing(OfflineBench(config, progress)) as bench:
+        figures = bench.run(
+            workload,
+            sequential=args.sequential,
+            temperature=args.temperature,
+            top_p=args.top_p,
+            on_progress=progress,
+        )
+    return {"model": config.served_model_name, "dtype": config.dtype, **figures}
+
+
+def _latency(args: argparse.Namespace) -> dict[str, object]:
+    config = make_config(**chosen_options(args, ENGINE_SECTIONS, args.foreign))
+    batches = [
+        random_workload(args.batch_size, args.input_len, args.output_len, config.spec.vocab_size, seed)
+        for seed in range(args.num_iters + 1)
+    ]
+    with progress_bars() as progress, closing(OfflineBench(config, progress)) as bench:
+        runs = [bench.run(batch, on_progress=progress) for batch in batches][1:]  # the first one warms up
+    median = sorted(runs, key=lambda figures: figures["elapsed_s"])[len(runs) // 2]  # type: ignore[arg-type,return-value]
+    latencies = [figures["elapsed_s"] for figures in runs]
+    return {"model": config.served_model_name, "dtype": config.dtype, "latencies_s": latencies, "median": median}
+
+
+def _serve(args: argparse.Namespace) -> dict[str, object]:
+    card = fetch_model_card(args.url, args.api_key, args.model)
+    workload = _read_or_make(args, SAFE_VOCAB_SIZE)
+    with progress_bars() as progress:
+        figures = asyncio.run(
+            run_online(
+                args.url,
+                card["id"],
+                workload,
+                api_key=args.api_key,
+                max_concurrency=args.max_concurrency,
+                request_rate=args.request_rate,
+                on_progress=progress,
+            )
+        )
+    return {"model": card["id"], "url": args.url, **figures}
+
+
+def _read_or_make(args: argparse.Namespace, vocab_size: int) -> list[WorkItem]:
+    if args.workload:
+        return read_workload(args.workload)[: args.requests]
+    return random_workload(args.requests or 32, args.input_len, args.output_len, vocab_size, seed=0)
+
+
+COMMAND = Command(add_arguments, run, takes_engine_options=True)
