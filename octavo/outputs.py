@@ -27,7 +27,7 @@ TokenLogprobs = dict[int, Logprob]
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One sample of one request."""
+    """One sample of one request. `error` says why when finish_reason is "error"."""
 
     index: int
     text: str
@@ -37,6 +37,7 @@ class CompletionOutput:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     seed: int | None = None
+    error: str | None = None
 
 
 @dataclass(slots=True)

@@ -27,11 +27,7 @@ class ResetPrefixCache(msgspec.Struct, tag=True, frozen=True):
     call_id: int
 
 
-class Shutdown(msgspec.Struct, tag=True, frozen=True):
-    """End the process."""
-
-
-ToEngine = Submit | Abort | ResetPrefixCache | Shutdown
+ToEngine = Submit | Abort | ResetPrefixCache
 
 # ---------------------------------------------------------------- engine -> client
 

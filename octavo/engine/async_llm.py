@@ -1,0 +1,268 @@
+"""The engine as an asyncio server uses it: many requests at once, each an async iterator. Text and ids on this side,
+the model in a process of its own; knows no HTTP.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
+from types import TracebackType
+
+from octavo import envs
+from octavo.config import EngineConfig
+from octavo.engine.client import ProcessClient
+from octavo.engine.input_processor import InputProcessor, Prompt
+from octavo.engine.output_processor import OutputProcessor, RequestState
+from octavo.engine.protocol import EngineFacts, News, Refused, Reply, client_error
+from octavo.engine.stats import StatsLogger
+from octavo.errors import EngineDeadError, OctavoError, OverloadedError
+from octavo.logging import get_logger
+from octavo.messages import EngineOutput, Progress, SchedulerStats
+from octavo.outputs import RequestOutput
+from octavo.sampling_params import SamplingParams
+from octavo.tokenizer.tokenizer import load_tokenizer
+
+logger = get_logger(__name__)
+
+OUTPUTS_PER_TURN = 64
+"""News of this many sequences are processed before the event loop gets a turn for its other work."""
+
+
+class AsyncLLM:
+    """An engine in a process of its own. All methods belong to one event loop; `start` comes first.
+
+    ```python
+    async with AsyncLLM(make_config(model="smollm2-135m-instruct")) as engine:
+        async for output in engine.generate("Hello", SamplingParams(), "request-1"):
+            print(output.outputs[0].text)
+    ```
+
+    Args:
+        config: from `engine.resolve.make_config`.
+        watchdog_timeout_s: without a step for this long while work is pending, the engine counts as hung.
+        log_stats: write a statistics line while busy.
+
+    Attributes:
+        config: after `start` with `cache.num_blocks` and the final `max_model_len`.
+        tokenizer: of the model.
+        facts: what the loaded engine is, after `start`.
+    """
+
+    def __init__(self, config: EngineConfig, *, watchdog_timeout_s: float = 300.0, log_stats: bool = True) -> None:
+        self.config = config
+        self.tokenizer = load_tokenizer(config.spec.tokenizer_path)
+        self.facts: EngineFacts | None = None
+        self._client = ProcessClient(config)
+        self._watchdog_timeout_s = watchdog_timeout_s
+        self._stats = SchedulerStats()
+        self._stats_logger = StatsLogger(envs.LOG_STATS_INTERVAL.get()) if log_stats else None
+        self._outputs = OutputProcessor(self.tokenizer)
+        self._inputs: InputProcessor | None = None
+        self._replies: dict[int, asyncio.Future[bool]] = {}
+        self._reader: asyncio.Task[None] | None = None
+        self._failure: EngineDeadError | None = None
+        self._draining = False
+        self._last_progress_s = 0.0
+
+    async def start(self, progress: Progress | None = None) -> EngineFacts:
+        """Start the process and load the model.
+
+        Raises:
+            ConfigError, ModelError: it cannot be loaded. EngineDeadError: the process ended.
+        """
+        try:
+            facts = await self._client.start(progress)
+        except BaseException:
+            self.close()
+            raise
+        cache = replace(self.config.cache, num_blocks=facts.num_blocks)
+        self.config = replace(self.config, cache=cache, max_model_len=facts.max_model_len)
+        self._inputs = InputProcessor(self.config, self.tokenizer, facts.max_request_tokens)
+        self.facts = facts
+        self._reader = asyncio.create_task(self._read(), name="engine-reader")
+        return facts
+
+    async def __aenter__(self) -> "AsyncLLM":
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncIterator[RequestOutput]:
+        """Submit one prompt and yield what is new, each time it is; a slow reader gets several steps at once.
+
+        Every output is cumulative: `text`, `token_ids` and `logprobs` of a sample hold everything so far. The lists are
+        the same growing objects each time, so a step costs its new tokens only. `outputs` holds the samples that have
+        changed; the last output has `finished` set. Closing the iterator aborts the request and frees its pages.
+
+        Raises:
+            ClientError: the request is wrong or can never run, or the queue is full (OverloadedError).
+            EngineError: the engine failed on this request; EngineDeadError when it is gone.
+        """
+        news = asyncio.Event()
+        state = self._submit(self._open(prompt, params, request_id, priority, cache_salt, news))
+        try:
+            finished = False
+            while not finished:
+                await news.wait()
+                news.clear()
+                output = state.take()
+                finished = output.finished
+                if finished and state.error is not None:
+                    raise state.error
+                yield output
+        finally:
+            if not state.finished:
+                self._abort([request_id])
+
+    async def abort(self, request_ids: Iterable[str]) -> None:
+        """End requests early; each ends with finish reason "abort". Ids that are not open are ignored."""
+        self._abort(request_ids)
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget cached prompt beginnings; False if pages in use kept some of them."""
+        self._check_started()
+        reply: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._replies[self._client.reset_prefix_cache()] = reply
+        return await reply
+
+    @property
+    def is_alive(self) -> bool:
+        """False before `start`, once the engine process is gone, and while the watchdog counts it as hung."""
+        try:
+            self.check_health()
+        except OctavoError:
+            return False
+        return True
+
+    def check_health(self) -> None:
+        """Probe the progress of steps; sends nothing.
+
+        Raises:
+            EngineDeadError: the engine is not started, gone, or hung.
+        """
+        self._check_started()
+        silence_s = time.monotonic() - self._last_progress_s
+        if len(self._outputs) and silence_s > self._watchdog_timeout_s:
+            raise EngineDeadError(
+                f"no step has ended for {silence_s:.0f} s while {len(self._outputs)} requests are open; "
+                f"the limit is {self._watchdog_timeout_s:g} s (--watchdog-timeout)"
+            )
+
+    def stats(self) -> SchedulerStats:
+        """State after the latest step, without asking the engine process."""
+        return self._stats
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Take no new requests and wait for the open ones; those left after `timeout_s` are aborted.
+
+        Returns:
+            Whether all of them finished in time.
+        """
+        self._draining = True
+        deadline_s = time.monotonic() + timeout_s
+        while len(self._outputs) and time.monotonic() < deadline_s:
+            await asyncio.sleep(0.02)
+        in_time = not len(self._outputs)
+        self._abort(self._outputs.request_ids())
+        return in_time
+
+    def close(self) -> None:
+        """Stop the engine and all its processes; open requests end with EngineDeadError. May be called twice."""
+        self._fail(EngineDeadError("the engine is closed"))
+        if self._reader is not None and not self._reader.get_loop().is_closed():
+            self._reader.cancel()
+        self._client.close()
+
+    def _check_started(self) -> InputProcessor:
+        if self._failure is not None:
+            raise EngineDeadError(str(self._failure))
+        if self._inputs is None:
+            raise EngineDeadError("the engine is still loading")
+        return self._inputs
+
+    def _open(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: str,
+        priority: int,
+        cache_salt: str | None,
+        news: asyncio.Event,
+    ) -> RequestState:
+        inputs = self._check_started()
+        if self._draining:
+            raise OverloadedError("the engine is shutting down and takes no new requests")
+        submission = inputs.process(prompt, params, request_id, priority=priority, cache_salt=cache_salt)
+        if not len(self._outputs):
+            self._last_progress_s = time.monotonic()
+        return self._outputs.add(submission, news.set)
+
+    def _submit(self, state: RequestState) -> RequestState:
+        try:
+            self._client.submit(state.submission.sequences)
+        except EngineDeadError:
+            self._outputs.abort([state.submission.request_id])
+            raise
+        return state
+
+    def _abort(self, request_ids: Iterable[str]) -> None:
+        self._abort_in_core(self._outputs.abort(request_ids))
+
+    def _abort_in_core(self, engine_ids: list[str]) -> None:
+        if engine_ids and self._failure is None:
+            self._client.abort(engine_ids)
+
+    async def _read(self) -> None:
+        """Pass on what the process says, until it has nothing more to say."""
+        try:
+            while True:
+                message = await self._client.receive()
+                match message:
+                    case News(outputs):
+                        if outputs.stats is not None:
+                            self._observe(outputs.stats)
+                        await self._process(outputs.outputs)
+                    case Refused(engine_id):
+                        self._outputs.refuse(engine_id, client_error(message))
+                    case Reply(call_id, value):
+                        self._replies.pop(call_id).set_result(value)
+        except OctavoError as err:
+            logger.error("%s", err)
+            self._fail(EngineDeadError(str(err)))
+
+    async def _process(self, outputs: list[EngineOutput]) -> None:
+        for start in range(0, len(outputs), OUTPUTS_PER_TURN):
+            if start:
+                await asyncio.sleep(0)
+            self._abort_in_core(self._outputs.process(outputs[start : start + OUTPUTS_PER_TURN]))
+
+    def _observe(self, stats: SchedulerStats) -> None:
+        if stats.steps > self._stats.steps:
+            self._last_progress_s = time.monotonic()
+        self._stats = stats
+        if self._stats_logger is not None:
+            self._stats_logger.observe(stats)
+
+    def _fail(self, failure: EngineDeadError) -> None:
+        """Nothing will be answered any more: end everything that waits."""
+        if self._failure is not None:
+            return
+        self._failure = failure
+        self._stats = SchedulerStats()
+        self._outputs.fail_all(lambda: EngineDeadError(str(failure)))
+        for reply in self._replies.values():
+            if not reply.done():
+                reply.set_exception(EngineDeadError(str(failure)))
+        self._replies.clear()

@@ -1,0 +1,114 @@
+"""Beam search over an engine: each beam is a request of one token that shares its parent's pages. Knows no client; the
+caller runs the submissions.
+
+Method: vLLM's. In every step each beam offers its 2 * width most likely next tokens; those that end the text are set
+aside as finished, and the best `width` of the others live on. Sequences compare by
+logprob / length ** length_penalty, where length counts the prompt but not a final end-of-sequence token.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from octavo.engine.input_processor import Submission
+from octavo.engine.output_processor import RequestState
+from octavo.messages import EngineRequest
+from octavo.outputs import BeamSearchSequence
+from octavo.sampling_params import BeamSearchParams, SamplingParams
+
+
+@dataclass(frozen=True)
+class _Beam:
+    tokens: list[int]
+    cum_logprob: float
+    parent_id: str | None
+
+
+class BeamSearch:
+    """The search for one prompt.
+
+    ```python
+    while submissions := search.submissions():
+        states = [run(submission) for submission in submissions]
+        release(search.advance(states))
+    ```
+
+    Args:
+        request_id: unique; the beams' requests are named after it.
+        eos_token_ids: end a beam, unless `params.ignore_eos`.
+        vocab_size: bounds the candidates per beam.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: BeamSearchParams,
+        eos_token_ids: Sequence[int],
+        vocab_size: int,
+    ) -> None:
+        self._request_id = request_id
+        self._params = params
+        self._end_ids = frozenset(() if params.ignore_eos else eos_token_ids)
+        self._num_candidates = min(2 * params.beam_width, vocab_size)
+        self._beams = [_Beam(prompt_token_ids, 0.0, None)]
+        self._finished: list[BeamSearchSequence] = []
+        self._num_steps = 0
+        self._held: list[str] = []
+        self._submitted: list[str] = []
+
+    def submissions(self) -> list[Submission]:
+        """The requests of the next step, one per beam; none when the search is over."""
+        if self._num_steps == self._params.max_tokens:
+            return []
+        params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=self._num_candidates, detokenize=False)
+        now_s = time.monotonic()
+        made = []
+        for index, beam in enumerate(self._beams):
+            request_id = f"{self._request_id}/{self._num_steps}/{index}"
+            sequence = EngineRequest(
+                request_id=request_id,
+                prompt_token_ids=beam.tokens,
+                sampling=params,
+                arrival_time_s=now_s,
+                fork_of=beam.parent_id,
+                hold=True,
+            )
+            made.append(Submission(request_id, None, beam.tokens, params, 0, now_s, [sequence]))
+        self._submitted = [submission.request_id for submission in made]
+        return made
+
+    def advance(self, states: Sequence[RequestState]) -> list[str]:
+        """Take the outcome of the last `submissions` in. Returns the sequences whose pages nobody needs any more."""
+        survivors: list[_Beam] = []
+        for beam, state in zip(self._beams, states, strict=True):
+            engine_id = state.submission.request_id
+            (candidates,) = state.samples[0].logprobs or []
+            for token_id, candidate in candidates.items():
+                tokens, cum_logprob = [*beam.tokens, token_id], beam.cum_logprob + candidate.logprob
+                if token_id in self._end_ids:
+                    kept = tokens if self._params.include_stop_str_in_output else beam.tokens
+                    self._finished.append(BeamSearchSequence(kept, cum_logprob, finish_reason="stop"))
+                else:
+                    survivors.append(_Beam(tokens, cum_logprob, engine_id))
+        survivors.sort(key=lambda beam: self._score(beam.tokens, beam.cum_logprob), reverse=True)
+        self._beams = survivors[: self._params.beam_width]
+        self._num_steps += 1
+        let_go, self._held, self._submitted = self._held, self._submitted, []
+        return let_go
+
+    def best(self) -> list[BeamSearchSequence]:
+        """The best sequences found, best first."""
+        open_ones = [BeamSearchSequence(beam.tokens, beam.cum_logprob, finish_reason="length") for beam in self._beams]
+        found = sorted(
+            self._finished + open_ones, key=lambda found: self._score(found.tokens, found.cum_logprob), reverse=True
+        )
+        return found[: self._params.beam_width]
+
+    def release(self) -> list[str]:
+        """All sequences that may still be held, when the search is over or given up."""
+        return self._held + self._submitted
+
+    def _score(self, tokens: list[int], cum_logprob: float) -> float:
+        length = len(tokens) - (tokens[-1] in self._end_ids)
+        return float(cum_logprob / length**self._params.length_penalty)

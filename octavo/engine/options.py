@@ -1,0 +1,187 @@
+"""From flat option values to the frozen sections of `octavo.config`. Knows names and bounds; no model, no device."""
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TypeVar
+
+import msgspec
+
+from octavo.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, ServerConfig, check_bounds
+from octavo.errors import ConfigError
+from octavo.logging import get_logger
+
+logger = get_logger(__name__)
+
+Section = TypeVar("Section")
+
+IGNORED = {
+    "enforce_eager": "nothing is compiled or captured before it runs",
+    "swap_space": "preempted requests are computed again",
+    "tokenizer_mode": "there is one tokenizer implementation",
+    "use_v2_block_manager": "there is one block manager",
+    "disable_custom_all_reduce": "there is one device",
+    "num_scheduler_steps": "every step is scheduled",
+    "async_scheduling": "one step is in flight at a time",
+    "prefix_caching_hash_algo": "blocks are always hashed with sha256",
+    "disable_hybrid_kv_cache_manager": "sliding-window layers always have pages of their own",
+    "compilation_config": "nothing is compiled",
+    "optimization_level": "nothing is compiled",
+}
+"""Names that other engines know and that have no meaning here, with the reason. Using one is a warning."""
+
+MISSING = {
+    "enable_lora": "LoRA adapters are",
+    "lora_modules": "LoRA adapters are",
+    "speculative_config": "speculative decoding is",
+    "spec_method": "speculative decoding is",
+    "cpu_offload_gb": "offloading weights is",
+    "kv_offloading_size": "offloading KV pages is",
+    "kv_transfer_config": "KV transfer is",
+    "enable_sleep_mode": "sleep mode is",
+    "limit_mm_per_prompt": "image and audio input is",
+    "pooler_config": "pooling is",
+    "logits_processors": "custom logits processors are",
+    "reasoning_parser": "reasoning parsers are",
+    "tool_call_parser": "tool call parsers are",
+    "enable_auto_tool_choice": "tool calling is",
+    "structured_outputs_config": "structured output is",
+    "enable_expert_parallel": "expert parallelism is",
+    "skip_tokenizer_init": "running without a tokenizer is",
+    "enable_prompt_embeds": "prompt embeddings are",
+}
+"""Names of features that this version does not have. Asking for one is an error."""
+
+_JSON_OPTIONS = ("hf_overrides", "override_generation_config")
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtKMGT]?)(iB)?")
+_POWER = {"k": 1, "m": 2, "g": 3, "t": 4}
+
+
+@dataclass(frozen=True)
+class Sections:
+    """The engine's option sections, as given: nothing resolved yet."""
+
+    model: ModelConfig
+    cache: CacheConfig
+    scheduler: SchedulerConfig
+    device: DeviceConfig
+
+
+def option_names(section: type) -> list[str]:
+    """Names of the options that a section declares."""
+    return [f.name for f in fields(section) if f.metadata]
+
+
+def make_sections(options: Mapping[str, object]) -> Sections:
+    """Engine options by flat name, e.g. `{"model": ..., "max_num_seqs": 8}`. None is the default.
+
+    Raises:
+        ConfigError: an unknown name (the nearest is suggested), a wrong type, a value out of bounds, a missing feature.
+    """
+    known = {
+        name for section in (ModelConfig, CacheConfig, SchedulerConfig, DeviceConfig) for name in option_names(section)
+    }
+    chosen: dict[str, object] = {}
+    for given, value in options.items():
+        name = _canonical(given)
+        if name in known:
+            chosen[name] = value
+        else:
+            _handle_foreign(given, name, value, known)
+    return Sections(
+        make_section(ModelConfig, chosen),
+        make_section(CacheConfig, chosen),
+        make_section(SchedulerConfig, chosen),
+        make_section(DeviceConfig, chosen),
+    )
+
+
+def make_section(section: type[Section], options: Mapping[str, object]) -> Section:
+    """Build one section from those of `options` that it declares.
+
+    Raises:
+        ConfigError: a wrong type or a value out of bounds.
+    """
+    values = {}
+    for f in fields(section):  # type: ignore[arg-type]
+        if f.metadata and options.get(f.name) is not None:
+            values[f.name] = _plain(f.name, options[f.name], repeated=f.metadata["repeated"])
+    try:
+        made = msgspec.convert(values, type=section)
+    except msgspec.ValidationError as err:
+        message, _, where = str(err).partition(" - at `$.")
+        raise ConfigError(f"--{where.rstrip('`').replace('_', '-')}: {message}") from None
+    check_bounds(made)
+    return made
+
+
+def parse_size(option: str, value: int | str) -> int:
+    """Read a count such as 4096, "32k" (thousands) or "2G" (powers of 1024, as is "2GiB").
+
+    Raises:
+        ConfigError: not such a count; names the option.
+    """
+    if isinstance(value, int):
+        return value
+    match = _SIZE.fullmatch(value.strip())
+    if match is None:
+        flag = "--" + option.replace("_", "-")
+        raise ConfigError(f"{flag} is {value!r} but must be a whole number, or one with a unit as in 32k or 2G")
+    number, unit, binary = match.groups()
+    base = 1024 if unit.isupper() or binary else 1000
+    return int(float(number) * base ** _POWER[unit.lower()]) if unit else int(float(number))
+
+
+def parse_json_object(option: str, text: str | None) -> dict[str, object]:
+    """Read an option whose value is a JSON object; None is an empty one.
+
+    Raises:
+        ConfigError: not a JSON object.
+    """
+    try:
+        value = json.loads(text) if text else {}
+    except ValueError as err:
+        raise ConfigError(f"--{option.replace('_', '-')} is not JSON: {err}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"--{option.replace('_', '-')} must be a JSON object, got {text}")
+    return value
+
+
+def _canonical(name: str) -> str:
+    """Field name of an option that may be spelled with dashes or by another long flag."""
+    flag = "--" + name.replace("_", "-").lstrip("-")
+    for section in (ModelConfig, CacheConfig, SchedulerConfig, DeviceConfig):
+        for f in fields(section):
+            if f.metadata and flag in f.metadata["aliases"]:
+                return f.name
+    return flag.removeprefix("--").replace("-", "_")
+
+
+def _handle_foreign(given: str, name: str, value: object, known: set[str]) -> None:
+    if (value is None or value is False) and (name in MISSING or name in IGNORED):
+        return
+    if name in IGNORED:
+        logger.warning("option %s has no effect: %s", given, IGNORED[name])
+        return
+    if name in MISSING:
+        raise ConfigError(f"option {given}: {MISSING[name]} not supported in this version; remove it")
+    if name in option_names(ServerConfig):
+        raise ConfigError(f"option {given} belongs to the HTTP server (`octavo serve`), not to the engine; remove it")
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {close[0]}?" if close else f"; known: {', '.join(sorted(known))}"
+    raise ConfigError(f"unknown option {given}{hint}")
+
+
+def _plain(name: str, value: object, *, repeated: bool) -> object:
+    """What the Python API accepts in place of the plain type: a path, a dict for JSON, one string for many."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if name in _JSON_OPTIONS and isinstance(value, dict):
+        return json.dumps(value)
+    if repeated and isinstance(value, str):
+        return (value,)
+    return value

@@ -1,0 +1,284 @@
+"""From the core's news to what callers see: text, stop strings, logprobs, and the samples of a request put together.
+Knows the tokenizer; no scheduler, no sockets.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+
+from octavo.engine.input_processor import Submission
+from octavo.errors import ClientError, EngineError, OctavoError
+from octavo.messages import EngineOutput, EngineRequest, PositionLogprobs, PromptLogprobs
+from octavo.outputs import (
+    CompletionOutput,
+    FinishReason,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    TokenLogprobs,
+)
+from octavo.sampling_params import SamplingParams
+from octavo.tokenizer.detokenizer import Detokenizer
+from octavo.tokenizer.tokenizer import Tokenizer
+
+
+def token_logprobs(position: PositionLogprobs, tokenizer: Tokenizer) -> TokenLogprobs:
+    """One position's logprobs by token id: the actual token first, then the most likely ones in their order."""
+    made = {
+        token_id: Logprob(logprob, rank, tokenizer.token_text(token_id))
+        for rank, (token_id, logprob) in enumerate(zip(position.token_ids, position.logprobs, strict=True))
+    }
+    made[position.token_ids[0]].rank = position.rank
+    return made
+
+
+class SampleState:
+    """One sample of a request while it grows."""
+
+    def __init__(self, index: int, request: EngineRequest, params: SamplingParams, tokenizer: Tokenizer) -> None:
+        self.index = index
+        self.engine_id = request.request_id
+        self.seed = request.seed
+        self._include_stop = params.include_stop_str_in_output
+        self.token_ids: list[int] = []
+        self.text = ""
+        self.logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
+        self.cumulative_logprob = 0.0
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.error: str | None = None
+        self.num_preemptions = 0
+        self.changed = False
+        self._tokenizer = tokenizer
+        self._detokenizer: Detokenizer | None = None
+        if params.detokenize:
+            self._detokenizer = Detokenizer(
+                tokenizer,
+                request.prompt_token_ids,
+                skip_special_tokens=params.skip_special_tokens,
+                stop=params.stop or [],
+                include_stop_str_in_output=params.include_stop_str_in_output,
+                min_tokens=params.min_tokens,
+            )
+
+    def append(self, output: EngineOutput) -> bool:
+        """Take news in. True if a stop string ended the text before the core ended the sequence."""
+        self.changed = True
+        self.num_preemptions = output.num_preemptions
+        stop = self._push(output)
+        if stop is not None:
+            self.finish("stop", stop)
+            return output.finish_reason is None
+        if output.finish_reason is not None:
+            self.error = output.error
+            self.finish(output.finish_reason, output.stop_reason)
+        elif self._detokenizer is not None:
+            self.text += self._detokenizer.delta(False)
+        return False
+
+    def finish(self, reason: FinishReason, stop_reason: int | str | None = None) -> None:
+        """End the sample and let out the text that was held back."""
+        self.changed = True
+        self.finish_reason, self.stop_reason = reason, stop_reason
+        if self._detokenizer is not None:
+            self.text += self._detokenizer.delta(True)
+            self._detokenizer = None
+
+    def _push(self, output: EngineOutput) -> str | None:
+        """Take new tokens in; those after the one that completes a stop string never were."""
+        token_ids, stop = output.new_token_ids, None
+        if self._detokenizer is not None:
+            hidden = output.finish_reason == "stop" and not self._include_stop
+            num_before = self._detokenizer.num_tokens
+            stop = self._detokenizer.push(token_ids[:-1] if hidden else token_ids)
+            if stop is not None:
+                token_ids = token_ids[: self._detokenizer.num_tokens - num_before]
+        self.token_ids += token_ids
+        if self.logprobs is not None and output.logprobs is not None:
+            for position in output.logprobs[: len(token_ids)]:
+                self.cumulative_logprob += position.logprobs[0]
+                self.logprobs.append(token_logprobs(position, self._tokenizer))
+        return stop
+
+    def completion(self) -> CompletionOutput:
+        """What a caller sees of it now. The lists are this sample's own and go on growing."""
+        return CompletionOutput(
+            index=self.index,
+            text=self.text,
+            token_ids=self.token_ids,
+            cumulative_logprob=None if self.logprobs is None else self.cumulative_logprob,
+            logprobs=self.logprobs,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            seed=self.seed,
+            error=self.error,
+        )
+
+
+class RequestState:
+    """One request as its caller sees it.
+
+    Attributes:
+        on_news: called when `take` would return something new.
+        failure: why the request as a whole was refused or lost.
+    """
+
+    def __init__(self, submission: Submission, tokenizer: Tokenizer, on_news: Callable[[], None]) -> None:
+        self.submission = submission
+        self.on_news = on_news
+        self.failure: OctavoError | None = None
+        self.samples = [
+            SampleState(index, request, submission.params, tokenizer)
+            for index, request in enumerate(submission.sequences)
+        ]
+        self.prompt_logprobs: list[TokenLogprobs | None] | None = None
+        if submission.params.prompt_logprobs is not None:
+            self.prompt_logprobs = [None] * len(submission.prompt_token_ids)
+        self.num_cached_tokens = 0
+        self.metrics = RequestMetrics(arrival_time_s=submission.arrival_time_s)
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will come."""
+        return self.metrics.finished_time_s > 0.0
+
+    @property
+    def error(self) -> OctavoError | None:
+        """Why it did not end well, if so."""
+        message = next((sample.error for sample in self.samples if sample.error is not None), None)
+        return self.failure or (EngineError(message) if message is not None else None)
+
+    def append(self, sample: SampleState, output: EngineOutput, tokenizer: Tokenizer) -> bool:
+        """Take news of one sample in. True if the core must be told to end it."""
+        if output.prompt_logprobs is not None and self.prompt_logprobs is not None:
+            self._place(output.prompt_logprobs, self.prompt_logprobs, tokenizer)
+        self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens if sample.index == 0 else 0)
+        if output.new_token_ids and not sample.token_ids:
+            self._note_first_token(output)
+        must_abort = sample.append(output)
+        self.metrics.num_preemptions = sum(s.num_preemptions for s in self.samples)
+        self.close_if_done()
+        return must_abort
+
+    def close_if_done(self) -> None:
+        """Note the end once no sample is open."""
+        if all(sample.finish_reason is not None for sample in self.samples):
+            self.metrics.finished_time_s = time.monotonic()
+
+    def take(self) -> RequestOutput:
+        """The request so far, with the samples that changed since the last time."""
+        changed = [sample for sample in self.samples if sample.changed]
+        for sample in changed:
+            sample.changed = False
+        return self._output(changed)
+
+    def result(self) -> RequestOutput:
+        """The request so far, with all samples."""
+        return self._output(self.samples)
+
+    def _output(self, samples: list[SampleState]) -> RequestOutput:
+        return RequestOutput(
+            request_id=self.submission.request_id,
+            prompt=self.submission.prompt,
+            prompt_token_ids=self.submission.prompt_token_ids,
+            prompt_logprobs=self.prompt_logprobs,
+            outputs=[sample.completion() for sample in samples],
+            finished=self.finished,
+            metrics=self.metrics,
+            num_cached_tokens=self.num_cached_tokens,
+        )
+
+    def _note_first_token(self, output: EngineOutput) -> None:
+        metrics = self.metrics
+        if metrics.first_token_time_s == 0.0:
+            metrics.scheduled_time_s = output.scheduled_time_s
+            metrics.first_token_time_s = output.first_token_time_s
+
+    @staticmethod
+    def _place(news: PromptLogprobs, into: list[TokenLogprobs | None], tokenizer: Tokenizer) -> None:
+        """By position, so that a prompt computed twice (after a preemption) is reported once."""
+        for offset, position in enumerate(news.positions):
+            into[news.start + offset] = token_logprobs(position, tokenizer)
+
+
+class OutputProcessor:
+    """Keeps the open requests of one engine. `process` is given every `EngineOutput`, in order."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._requests: dict[str, RequestState] = {}
+        self._sequences: dict[str, tuple[RequestState, SampleState]] = {}
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def add(self, submission: Submission, on_news: Callable[[], None] = lambda: None) -> RequestState:
+        """Open a request.
+
+        Raises:
+            ClientError: its id is that of an open one.
+        """
+        ids = [sequence.request_id for sequence in submission.sequences]
+        if submission.request_id in self._requests or any(i in self._sequences for i in ids):
+            raise ClientError(
+                f"request id {submission.request_id!r} is in use by a running request; choose another",
+                param="request_id",
+            )
+        state = RequestState(submission, self._tokenizer, on_news)
+        self._requests[submission.request_id] = state
+        self._sequences.update({sample.engine_id: (state, sample) for sample in state.samples})
+        return state
+
+    def process(self, outputs: Iterable[EngineOutput]) -> list[str]:
+        """Take one step's news in. Returns the sequences that a stop string ended, which the core must abort.
+
+        News of sequences that are not open (ended here while the core still computed them) is dropped.
+        """
+        to_abort: list[str] = []
+        for output in outputs:
+            state, sample = self._sequences.get(output.request_id, (None, None))
+            if state is None or sample is None:
+                continue
+            if state.append(sample, output, self._tokenizer):
+                to_abort.append(output.request_id)
+            if sample.finish_reason is not None:
+                del self._sequences[output.request_id]
+            if state.finished:
+                del self._requests[state.submission.request_id]
+            state.on_news()
+        return to_abort
+
+    def abort(self, request_ids: Iterable[str]) -> list[str]:
+        """End requests early with reason "abort". Returns the sequences that the core must abort."""
+        to_abort: list[str] = []
+        for request_id in list(request_ids):
+            if request_id in self._requests:
+                to_abort += self._end(self._requests[request_id], "abort")
+        return to_abort
+
+    def refuse(self, engine_id: str, err: ClientError) -> None:
+        """End the request one of whose sequences the core did not take."""
+        if engine_id in self._sequences:
+            state = self._sequences[engine_id][0]
+            state.failure = err
+            self._end(state, "error")
+
+    def fail_all(self, make_error: Callable[[], OctavoError]) -> None:
+        """End every open request with an error of its own."""
+        for state in list(self._requests.values()):
+            state.failure = make_error()
+            self._end(state, "error")
+
+    def request_ids(self) -> list[str]:
+        """Ids of the open requests."""
+        return list(self._requests)
+
+    def _end(self, state: RequestState, reason: FinishReason) -> list[str]:
+        ended = [sample for sample in state.samples if sample.finish_reason is None]
+        for sample in ended:
+            sample.error = None if state.failure is None else str(state.failure)
+            sample.finish(reason)
+            del self._sequences[sample.engine_id]
+        state.close_if_done()
+        del self._requests[state.submission.request_id]
+        state.on_news()
+        return [sample.engine_id for sample in ended]
