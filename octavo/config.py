@@ -173,7 +173,9 @@ class ServerConfig:
     """No /docs and /openapi.json."""
     enable_request_id_headers: bool = option(False)
     """Return X-Request-Id on every answer."""
-    shutdown_timeout: int = option(30, ge=0)
+    max_body_bytes: int = option(32 << 20, ge=1)
+    """Largest request body; a longer one is answered 413."""
+    shutdown_timeout: int = option(20, ge=0)
     """Seconds that running requests get to finish after SIGTERM; 0 aborts them."""
     enable_log_requests: bool = option(False)
     """Log the id, lengths and parameters of each request."""

@@ -4,7 +4,7 @@ the model in a process of its own; knows no HTTP.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import replace
 from types import TracebackType
 
@@ -99,7 +99,7 @@ class AsyncLLM:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput]:
         """Submit one prompt and yield what is new, each time it is; a slow reader gets several steps at once.
 
         Every output is cumulative: `text`, `token_ids` and `logprobs` of a sample hold everything so far. The lists are

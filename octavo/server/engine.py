@@ -1,6 +1,6 @@
 """What the server needs of an engine. `octavo.engine.async_llm.AsyncLLM` is one; tests bring a scripted one."""
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from octavo.config import EngineConfig
@@ -21,9 +21,12 @@ class Engine(Protocol):
     config: EngineConfig
     tokenizer: Tokenizer
 
-    @property
-    def is_alive(self) -> bool:
-        """False once the engine process is gone or its watchdog has fired."""
+    def check_health(self) -> None:
+        """Return at once if the engine runs and its steps make progress.
+
+        Raises:
+            EngineDeadError: it is gone or hung; says why.
+        """
         ...
 
     def generate(
@@ -34,8 +37,8 @@ class Engine(Protocol):
         *,
         priority: int = 0,
         cache_salt: str | None = None,
-    ) -> AsyncIterator[RequestOutput]:
-        """Submit one prompt and yield what is new, each time it is.
+    ) -> AsyncGenerator[RequestOutput]:
+        """Submit one prompt and yield an output each time there is something new.
 
         Every yielded `RequestOutput` is cumulative: `text`, `token_ids` and `logprobs` of a sample hold everything so
         far (the lists may be the same growing objects, so nothing is copied per token). `outputs` holds the samples
@@ -47,12 +50,12 @@ class Engine(Protocol):
         """
         ...
 
-    async def abort(self, request_ids: Iterable[str]) -> None:
-        """End requests early; each ends with finish reason "abort"."""
-        ...
-
     def stats(self) -> SchedulerStats:
         """State after the latest step, without asking the engine process."""
+        ...
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Refuse new requests and wait for the open ones; abort those left after `timeout_s`."""
         ...
 
     def close(self) -> None:

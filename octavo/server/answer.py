@@ -1,0 +1,154 @@
+"""Runs a request and writes its answer, whole or as a stream. The API form is a `Form`; this knows none."""
+
+import itertools
+import time
+import uuid
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Protocol, TypedDict
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.logging import get_logger
+from octavo.outputs import CompletionOutput, RequestOutput
+from octavo.server.generation import News, UsageCount, Work, run
+from octavo.server.requests import GenerationRequest
+from octavo.server.responses import ChatChunk, Completion, Usage, json_response
+from octavo.server.serving import Lifecycle, Serving
+from octavo.server.sse import DONE, event, event_stream, unless_gone
+
+logger = get_logger(__name__)
+
+Chunk = Completion | ChatChunk
+
+_serial = itertools.count()
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True)
+class Header:
+    """What every answer and chunk of one request carries."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+    def fields(self) -> "HeaderFields":
+        """As keyword arguments of an answer struct."""
+        return HeaderFields(
+            id=self.id, created=self.created, model=self.model, system_fingerprint=self.system_fingerprint
+        )
+
+
+class HeaderFields(TypedDict):
+    """The fields of `Header`."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+class Form(Protocol):
+    """Writes one request's samples in the form of one route. Called with growing samples, it writes what is new."""
+
+    def chunks(self, prompt_index: int, output: RequestOutput, sample: CompletionOutput) -> Iterable[Chunk]:
+        """Stream chunks for the news of one sample; their `usage` is filled in afterwards."""
+        ...
+
+    def usage_chunk(self) -> Chunk:
+        """A chunk without choices."""
+        ...
+
+    def whole(self, results: list["Result"], usage: Usage) -> msgspec.Struct:
+        """The answer without a stream, from the finished samples in the order of `choices`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Result:
+    """One finished sample."""
+
+    prompt_index: int
+    output: RequestOutput
+    sample: CompletionOutput
+
+
+@dataclass(frozen=True)
+class Streaming:
+    """How usage is told in a stream."""
+
+    include_usage: bool
+    continuous_usage: bool
+
+
+def make_header(request: Request, body: GenerationRequest, serving: Serving, prefix: str) -> Header:
+    """The id is the request's own, if it has one: the field `request_id`, else the header X-Request-Id."""
+    name = body.request_id or getattr(request.state, "request_id", None) or uuid.uuid4().hex
+    return Header(f"{prefix}-{name}", int(time.time()), serving.model_name, serving.fingerprint)
+
+
+def engine_id(header: Header) -> str:
+    """Unique among live requests, also when clients repeat theirs."""
+    return f"{header.id}-{next(_serial)}"
+
+
+async def respond(
+    request: Request, lifecycle: Lifecycle, serving: Serving, work: Work, form: Form, body: GenerationRequest
+) -> Response:
+    """Run `work` and answer in `form`. A client that goes away ends the work.
+
+    Raises:
+        ClientError, EngineError: before the answer has begun.
+        ClientGone: nobody waits for the answer.
+    """
+    if lifecycle.server.enable_log_requests:
+        lengths = [len(prompt.token_ids) for prompt in work.prompts]
+        logger.info("request %s: prompt tokens %s, %s", work.request_id, lengths, work.params)
+    if body.stream:
+        options = body.stream_options
+        streaming = Streaming(
+            include_usage=options is not None and options.include_usage,
+            continuous_usage=options is not None and options.continuous_usage_stats,
+        )
+        return await event_stream(request, _events(serving, work, form, streaming))
+    return json_response(await unless_gone(request.receive, _whole(serving, work, form)))
+
+
+async def _whole(serving: Serving, work: Work, form: Form) -> msgspec.Struct:
+    usage = UsageCount(work.prompts)
+    results: dict[int, Result] = {}
+    async with aclosing(run(serving.engine, serving.metrics, work)) as stream:
+        async for prompt_index, output in stream:
+            usage.see(News(prompt_index, output))
+            for sample in output.outputs:
+                results[work.choice_index(prompt_index, sample.index)] = Result(prompt_index, output, sample)
+    return form.whole([results[index] for index in sorted(results)], usage.usage())
+
+
+async def _events(serving: Serving, work: Work, form: Form, streaming: Streaming) -> AsyncGenerator[bytes]:
+    usage = UsageCount(work.prompts)
+    async with aclosing(run(serving.engine, serving.metrics, work)) as stream:
+        async for news in stream:
+            usage.see(news)
+            chunks = [c for sample in news.output.outputs for c in form.chunks(news.prompt_index, news.output, sample)]
+            if chunks:
+                yield b"".join(_with_usage(chunks, usage, streaming))
+    if streaming.include_usage:
+        last = form.usage_chunk()
+        last.usage = usage.usage()
+        yield event(_encode(last)) + DONE
+    else:
+        yield DONE
+
+
+def _with_usage(chunks: Iterable[Chunk], usage: UsageCount, streaming: Streaming) -> Iterator[bytes]:
+    """As events; with `include_usage` each has a usage, null but at the end unless it is asked for all along."""
+    for chunk in chunks:
+        if streaming.include_usage:
+            chunk.usage = usage.usage() if streaming.continuous_usage else None
+        yield event(_encode(chunk))

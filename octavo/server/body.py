@@ -1,0 +1,96 @@
+"""Reads a JSON body strictly: UTF-8 or a clear 400, and the fields a model declares. Knows no route."""
+
+import json
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, TypeVar
+
+from fastapi import Depends
+from pydantic import BaseModel
+from starlette.requests import Request
+
+from octavo.errors import ClientError
+from octavo.server.errors import ContentTypeError
+
+M = TypeVar("M", bound=BaseModel)
+
+UTF8_BOM = b"\xef\xbb\xbf"
+
+
+def json_body(model: type[M]) -> Any:
+    """FastAPI dependency that reads the body as `model`."""
+
+    async def read(request: Request) -> M:
+        return model.model_validate(parse_json(await request.body(), request.headers.get("content-type")))
+
+    dependency: Callable[[Request], Awaitable[M]] = read
+    return Depends(dependency)
+
+
+def body_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """`openapi_extra` of a route that reads `json_body(model)`."""
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": model.model_json_schema()}}}}
+
+
+def parse_json(body: bytes, content_type: str | None) -> dict[str, Any]:
+    """Parse a body that must be one JSON object.
+
+    A byte order mark is skipped. NaN and Infinity pass here, so that the field's own check can name the field.
+
+    Raises:
+        ClientError: not JSON, not UTF-8, a lone surrogate, too deeply nested, or not an object.
+    """
+    kind = (content_type or "application/json").partition(";")[0].strip().lower()
+    if not kind.endswith("json"):  # a web page may send text/plain or a form to localhost without asking (CSRF)
+        raise ContentTypeError(f"Content-Type is {kind!r}; send application/json")
+    try:
+        text = body.removeprefix(UTF8_BOM).decode()
+    except UnicodeDecodeError as err:
+        raise ClientError(f"the body is not UTF-8 (byte {err.start}); encode it as UTF-8") from None
+    if not text.strip():
+        raise ClientError("the body is empty; send a JSON object")
+    try:
+        parsed = json.loads(text)
+    except RecursionError:
+        raise ClientError("the body is nested too deeply") from None
+    except ValueError as err:  # also a number with more digits than Python converts
+        raise ClientError(f"the body is not valid JSON: {err}") from None
+    if not isinstance(parsed, dict):
+        raise ClientError(f"the body is {_kind(parsed)}; send a JSON object")
+    if "\\u" in text:
+        _refuse_surrogates(parsed)
+    return parsed
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "null"
+    return "a list" if isinstance(value, list) else f"a {type(value).__name__}"
+
+
+def _refuse_surrogates(parsed: dict[str, Any]) -> None:
+    """An escape like "\\ud83d" alone is half a character: no tokenizer has it and UTF-8 cannot answer it."""
+    for field, text in _strings(parsed):
+        if not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError as err:
+                raise ClientError(
+                    f"{field or 'a key'} holds half of a surrogate pair (\\u{ord(text[err.start]):04x}) "
+                    f"at character {err.start}; send the whole character",
+                    param=field or None,
+                ) from None
+
+
+def _strings(value: Any) -> Iterator[tuple[str, str]]:
+    """Every string in a parsed body, with the name of the object key it is found under; in no order."""
+    pending: list[tuple[str, Any]] = [("", value)]
+    while pending:
+        field, value = pending.pop()
+        if isinstance(value, str):
+            yield field, value
+        elif isinstance(value, list):
+            pending.extend((field, item) for item in value)
+        elif isinstance(value, dict):
+            for key, item in value.items():
+                yield field, key
+                pending.append((field or key, item))

@@ -1,0 +1,136 @@
+"""Turns every failure into a status and the one error envelope. Knows no route; never shows a traceback."""
+
+from http import HTTPStatus
+from typing import NamedTuple
+
+import msgspec
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.errors import ClientError, EngineDeadError, EngineError, OverloadedError
+
+MAX_MESSAGE_CHARS = 2000
+RETRY_AFTER_S = 2
+
+
+class ServiceUnavailableError(OverloadedError):
+    """The server loads, drains or has lost its engine; another replica, or a later try, may answer."""
+
+
+class AuthenticationError(ClientError):
+    """No valid key."""
+
+    status = 401
+    type = "AuthenticationError"
+
+
+class TooLargeError(ClientError):
+    """The body is longer than `--max-body-bytes`."""
+
+    status = 413
+    type = "RequestTooLargeError"
+
+
+class ContentTypeError(ClientError):
+    """The body is not declared as JSON."""
+
+    status = 415
+    type = "UnsupportedMediaTypeError"
+
+
+class SlowBodyError(ClientError):
+    """The body did not arrive in time."""
+
+    status = 408
+    type = "RequestTimeoutError"
+
+
+class ClientGone(Exception):
+    """The client closed its connection; nobody reads an answer."""
+
+
+class ErrorBody(msgspec.Struct):
+    """What is inside the envelope. `code` is a word of ours or the HTTP status."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | int | None
+
+
+class ErrorEnvelope(msgspec.Struct):
+    """Body of every answer that is not a success, and of an event that ends a stream early."""
+
+    error: ErrorBody
+
+
+class Failure(NamedTuple):
+    """An exception, as the client gets to see it."""
+
+    status: int
+    error: ErrorBody
+
+    def response(self) -> Response:
+        """The answer, with the headers its status asks for."""
+        headers = {}
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        if self.status == 503:
+            headers["Retry-After"] = str(RETRY_AFTER_S)
+        return Response(self.json(), self.status, headers, media_type="application/json")
+
+    def json(self) -> bytes:
+        """The envelope as UTF-8 JSON."""
+        return msgspec.json.encode(ErrorEnvelope(self.error))
+
+
+def failure(err: Exception) -> Failure:
+    """Describe any exception: ours by their own words, FastAPI's by theirs, a bug by no words at all."""
+    if isinstance(err, ClientError):
+        return _failure(err.status, err.message, err.type, err.param, err.code)
+    if isinstance(err, ValidationError):
+        return _failure(400, *_first_problem(err))
+    if isinstance(err, EngineDeadError):
+        return _failure(503, str(err), "EngineDeadError")
+    if isinstance(err, EngineError):
+        return _failure(500, str(err), "InternalServerError")
+    if isinstance(err, HTTPException):
+        kind = {404: "NotFoundError", 405: "MethodNotAllowedError"}.get(err.status_code, "BadRequestError")
+        return _failure(err.status_code, str(err.detail), kind)
+    return _failure(500, "internal error; the server's log has the cause", "InternalServerError")
+
+
+async def on_error(request: Request, err: Exception) -> Response:
+    """Exception handler of the app."""
+    if isinstance(err, ClientGone):
+        return Response(status_code=499)
+    found = failure(err)
+    response = found.response()
+    if isinstance(err, HTTPException) and err.headers:
+        response.headers.update(err.headers)
+    return response
+
+
+def _failure(status: int, message: str, kind: str, param: str | None = None, code: str | int | None = None) -> Failure:
+    return Failure(status, ErrorBody(_printable(message) or HTTPStatus(status).phrase, kind, param, code or status))
+
+
+def _printable(message: str) -> str:
+    """Cut to a bounded length; user text quoted in it may hold lone surrogates, which UTF-8 has no form for."""
+    if len(message) > MAX_MESSAGE_CHARS:
+        message = message[:MAX_MESSAGE_CHARS] + "..."
+    return message.encode("utf-8", "replace").decode()
+
+
+def _first_problem(err: ValidationError) -> tuple[str, str, str | None]:
+    """Message, type and field path of the first problem; a body can have thousands."""
+    problem = err.errors(include_url=False, include_context=False)[0]
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"]).lstrip(".")
+    if problem["type"] == "missing":
+        return f"{path} is required", "BadRequestError", path
+    message = problem["msg"].removeprefix("Value error, ")
+    got = repr(problem["input"])
+    got = got if len(got) <= 80 else got[:77] + "..."
+    return f"{path or 'the body'}: {message}; got {got}", "BadRequestError", path or None

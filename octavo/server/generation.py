@@ -1,0 +1,147 @@
+"""Runs the prompts of one HTTP request on the engine and yields their news, merged. Knows no API form."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from octavo.outputs import CompletionOutput, FinishReason, RequestOutput, TokenLogprobs
+from octavo.sampling_params import SamplingParams
+from octavo.server.engine import Engine
+from octavo.server.metrics import Metrics, RequestClock
+from octavo.server.prompts import Prompt
+from octavo.server.responses import PromptTokensDetails, Usage
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one HTTP request asks of the engine. `params.n` samples of each prompt."""
+
+    request_id: str
+    prompts: list[Prompt]
+    params: SamplingParams
+    priority: int = 0
+    cache_salt: str | None = None
+
+    def choice_index(self, prompt_index: int, sample_index: int) -> int:
+        """Place of a sample in `choices`."""
+        return prompt_index * self.params.n + sample_index
+
+
+class News(NamedTuple):
+    """An output of the engine, and which prompt it belongs to."""
+
+    prompt_index: int
+    output: RequestOutput
+
+
+class Delta(NamedTuple):
+    """What is new of one sample since it was last looked at."""
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs]
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None
+    seed: int | None
+
+    @property
+    def ended_by_token(self) -> bool:
+        """Whether the last token is an end-of-sequence or stop token."""
+        return self.finish_reason == "stop" and not isinstance(self.stop_reason, str)
+
+
+class Cursor:
+    """How much of a growing sample has been taken."""
+
+    def __init__(self) -> None:
+        self.num_chars = 0
+        self.num_tokens = 0
+
+    def take(self, sample: CompletionOutput) -> Delta:
+        """The news since the last call; slices only what is new, however long the sample is."""
+        text, token_ids = sample.text[self.num_chars :], sample.token_ids[self.num_tokens :]
+        logprobs = sample.logprobs[self.num_tokens : self.num_tokens + len(token_ids)] if sample.logprobs else []
+        self.num_chars += len(text)
+        self.num_tokens += len(token_ids)
+        return Delta(text, token_ids, logprobs, sample.finish_reason, sample.stop_reason, sample.seed)
+
+
+class UsageCount:
+    """Counts the tokens of all prompts and samples of a request."""
+
+    def __init__(self, prompts: Sequence[Prompt]) -> None:
+        self._prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+        self._cached = [0] * len(prompts)
+        self._sampled: dict[tuple[int, int], int] = {}
+
+    def see(self, news: News) -> None:
+        """Take in one output."""
+        self._cached[news.prompt_index] = news.output.num_cached_tokens
+        for sample in news.output.outputs:
+            self._sampled[news.prompt_index, sample.index] = len(sample.token_ids)
+
+    def usage(self) -> Usage:
+        """The count so far."""
+        sampled = sum(self._sampled.values())
+        details = PromptTokensDetails(sum(self._cached))
+        return Usage(self._prompt_tokens, sampled, self._prompt_tokens + sampled, details)
+
+
+async def run(engine: Engine, metrics: Metrics, work: Work) -> AsyncGenerator[News]:
+    """Submit every prompt, in order, and yield what comes. Closing the generator aborts what still runs.
+
+    Raises:
+        ClientError, EngineError: of the first prompt that fails; the others are aborted.
+    """
+    sources = [_observed(engine, metrics, work, i) for i in range(len(work.prompts))]
+    merged = sources[0] if len(sources) == 1 else _merge(sources)
+    async with aclosing(merged):
+        async for news in merged:
+            yield news
+
+
+async def _observed(engine: Engine, metrics: Metrics, work: Work, prompt_index: int) -> AsyncGenerator[News]:
+    """One prompt's outputs, measured."""
+    prompt = work.prompts[prompt_index]
+    request_id = work.request_id if len(work.prompts) == 1 else f"{work.request_id}-{prompt_index}"
+    clock = RequestClock(metrics, len(prompt.token_ids), work.params)
+    outputs = engine.generate(
+        prompt.token_ids, work.params, request_id, priority=work.priority, cache_salt=work.cache_salt
+    )
+    async with aclosing(outputs), clock:
+        async for output in outputs:
+            clock.see(output)
+            yield News(prompt_index, output)
+
+
+async def _merge(sources: Sequence[AsyncGenerator[News]]) -> AsyncGenerator[News]:
+    """Outputs of all sources as they come; the first failure ends all."""
+    queue: asyncio.Queue[News | Exception | None] = asyncio.Queue()
+
+    async def pump(source: AsyncGenerator[News]) -> None:
+        try:
+            async with aclosing(source):
+                async for news in source:
+                    queue.put_nowait(news)
+        except Exception as err:  # travels to the reader, who raises it
+            queue.put_nowait(err)
+        else:
+            queue.put_nowait(None)
+
+    tasks = [asyncio.create_task(pump(source)) for source in sources]
+    running = len(tasks)
+    try:
+        while running:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                running -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,160 @@
+"""What happens to every HTTP request before its route: an id, a key check, the whole body within limits, a count.
+Plain ASGI, so that a stream is never wrapped in a second task.
+"""
+
+import asyncio
+import hmac
+import re
+import time
+from collections.abc import Collection
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octavo.errors import ClientError
+from octavo.server.errors import AuthenticationError, SlowBodyError, TooLargeError, failure
+from octavo.server.metrics import HttpMetrics
+
+OPEN_PATHS = frozenset(["/health", "/livez", "/readyz", "/ping", "/metrics", "/version"])
+"""Routes that need no key."""
+
+BODY_TIMEOUT_S = 60.0
+"""A body that takes longer than this to arrive is given up, so that slow clients hold no memory for long."""
+
+REQUEST_ID = re.compile(rb"[!-~]{1,128}")
+
+
+def header(scope: Scope, name: bytes) -> bytes | None:
+    """The first header of that (lower-case) name."""
+    return next((value for key, value in scope["headers"] if key == name), None)
+
+
+class RequestId:
+    """Takes X-Request-Id into `request.state.request_id`, and returns it to those who sent one (or to all)."""
+
+    def __init__(self, app: ASGIApp, always: bool) -> None:
+        self._app = app
+        self._always = always
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        given = header(scope, b"x-request-id")
+        if given is None or not REQUEST_ID.fullmatch(given):
+            given = None
+        request_id = given or (f"{time.time_ns():x}".encode() if self._always else None)
+        if request_id is None:
+            return await self._app(scope, receive, send)
+        scope.setdefault("state", {})["request_id"] = request_id.decode()
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+            await send(message)
+
+        return await self._app(scope, receive, send_with_id)
+
+
+class KeyCheck:
+    """Answers 401 to all but `OPEN_PATHS` without one of the keys. Closed by default: new routes are guarded too."""
+
+    def __init__(self, app: ASGIApp, keys: Collection[str]) -> None:
+        self._app = app
+        self._keys = [key.encode() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or not self._keys or self._allowed(scope):
+            return await self._app(scope, receive, send)
+        if scope["type"] == "websocket":
+            return await send({"type": "websocket.close", "code": 1008})
+        err = AuthenticationError("a valid key is needed; send the header Authorization: Bearer KEY")
+        return await failure(err).response()(scope, receive, send)
+
+    def _allowed(self, scope: Scope) -> bool:
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        if scope["type"] == "http" and path in OPEN_PATHS:
+            return True
+        scheme, _, key = (header(scope, b"authorization") or b"").partition(b" ")
+        # Every key is compared, in constant time, so that the time taken tells nothing.
+        matches = [hmac.compare_digest(key.strip(), known) for known in self._keys]
+        return scheme.lower() == b"bearer" and any(matches)
+
+
+class WholeBody:
+    """Reads the body before the route runs: bounded in size and time."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float = BODY_TIMEOUT_S) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
+            return await self._app(scope, receive, send)
+        try:
+            length = header(scope, b"content-length")
+            if length is not None and length.isdigit() and int(length) > self._max_bytes:
+                raise self._too_large()
+            async with asyncio.timeout(self._timeout_s):
+                body = await self._read(receive)
+        except TimeoutError:
+            err = SlowBodyError(f"the body did not arrive within {self._timeout_s:g} s")
+            return await self._refuse(err, scope, receive, send)
+        except ClientError as err:
+            return await self._refuse(err, scope, receive, send)
+        if body is None:
+            return None
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive_whole() -> Message:
+            return messages.pop() if messages else await receive()
+
+        return await self._app(scope, receive_whole, send)
+
+    async def _read(self, receive: Receive) -> bytes | None:
+        """The body; None when the client went away in the middle of it."""
+        parts, size = [], 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > self._max_bytes:
+                raise self._too_large()
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+    def _too_large(self) -> TooLargeError:
+        return TooLargeError(f"the body is larger than {self._max_bytes} bytes; send less, or raise --max-body-bytes")
+
+    async def _refuse(self, err: ClientError, scope: Scope, receive: Receive, send: Send) -> None:
+        response = failure(err).response()
+        response.headers["Connection"] = "close"  # the rest of the body is not read
+        await response(scope, receive, send)
+
+
+class Measure:
+    """Counts answers and their time by route; unknown paths share one label, so that no client can add labels."""
+
+    def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        start, status = time.monotonic(), 499
+
+        async def send_noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_noted)
+        finally:
+            route = scope.get("route")
+            handler = getattr(route, "path", "none")
+            method = scope["method"] if handler != "none" else "none"
+            self._metrics.observe(method, handler, status, time.monotonic() - start)

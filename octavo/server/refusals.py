@@ -1,0 +1,139 @@
+"""Fields that ask for what this version does not do, or that contradict each other. Nothing is dropped silently."""
+
+from typing import Any, NoReturn
+
+from octavo.config import EngineConfig
+from octavo.errors import ClientError, UnsupportedError
+from octavo.server.requests import ChatRequest, GenerationRequest
+
+STRUCTURED = "structured output is not supported by this version; leave it out and validate the text yourself"
+
+REFUSED: dict[str, str] = {
+    "structured_outputs": STRUCTURED,
+    "guided_json": STRUCTURED,
+    "guided_regex": STRUCTURED,
+    "guided_choice": STRUCTURED,
+    "guided_grammar": STRUCTURED,
+    "guided_decoding_backend": STRUCTURED,
+    "guided_whitespace_pattern": STRUCTURED,
+    "suffix": "fill-in-the-middle is not supported by this version; put the model's own markers into the prompt",
+    "prompt_embeds": "prompt embeddings are not supported by this version; send text or token ids",
+    "use_beam_search": "beam search is not served over HTTP; call LLM.beam_search, or send n and temperature",
+    "logits_processors": "processors per request are not supported; use logit_bias, bad_words or allowed_token_ids",
+    "functions": "functions is deprecated; send tools",
+    "function_call": "function_call is deprecated; send tool_choice",
+    "audio": "audio output is not supported by this version",
+    "web_search_options": "web search is not supported",
+    "prediction": "predicted output is not supported by this version",
+    "mm_processor_kwargs": "images and audio are not supported by this version",
+    "media_io_kwargs": "images and audio are not supported by this version",
+    "thinking_token_budget": "a thinking budget is not supported by this version; use max_tokens",
+    "repetition_detection": "repetition detection is not supported by this version; use repetition_penalty",
+    "watermarking": "watermarks are not supported by this version",
+    "logprob_token_ids": "logprobs of chosen ids are not supported by this version; use logprobs",
+    "kv_transfer_params": "KV transfer is not supported by this version",
+    "ec_transfer_params": "encoder transfer is not supported by this version",
+    "routed_experts_prompt_start": "routed experts are not reported by this version",
+    "vllm_xargs": "custom arguments are not supported by this version",
+    "chat_template": "a template in a request is not trusted; start the server with --chat-template",
+}
+"""Field -> why not, and what to do instead. Null, false and empty values ask for nothing and pass."""
+
+TEMPLATE_ARGUMENTS = ("chat_template", "tokenize", "return_dict", "return_tensors")
+"""Names that `chat_template_kwargs` must not carry past the checks above."""
+
+
+def check_supported(body: GenerationRequest) -> None:
+    """Refuse what is not there.
+
+    Raises:
+        UnsupportedError, ClientError: `param` names the field.
+    """
+    for field, value in (body.model_extra or {}).items():
+        if field in REFUSED and value not in (None, False, "", [], {}):
+            raise UnsupportedError(f"{field}: {REFUSED[field]}", param=field)
+    extra = body.model_extra or {}
+    if extra.get("best_of") not in (None, 1, body.n or 1):
+        raise UnsupportedError("best_of is not supported; send n and choose among the answers", param="best_of")
+    if extra.get("modalities") not in (None, [], ["text"]):
+        raise UnsupportedError("modalities: only text is supported", param="modalities")
+    _check_response_format(extra.get("response_format"))
+    if body.stream_options is not None and not body.stream:
+        raise ClientError("stream_options needs stream: true", param="stream_options")
+    if body.prompt_logprobs is not None and body.stream:
+        raise ClientError("prompt_logprobs cannot be streamed; send stream: false", param="prompt_logprobs")
+
+
+def check_priority(body: GenerationRequest, config: EngineConfig) -> None:
+    """A priority means something under one policy only."""
+    if body.priority and config.scheduler.scheduling_policy != "priority":
+        raise ClientError(
+            f"priority is {body.priority} but requests are served in order of arrival; "
+            "leave it out, or start the server with --scheduling-policy priority",
+            param="priority",
+        )
+
+
+def check_chat(body: ChatRequest) -> None:
+    """The rules that only chat has."""
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ClientError("top_logprobs needs logprobs: true", param="top_logprobs")
+    for name in TEMPLATE_ARGUMENTS:
+        if name in (body.chat_template_kwargs or {}):
+            raise ClientError(f"chat_template_kwargs must not hold {name}", param="chat_template_kwargs")
+    _check_tools(body)
+
+
+def _check_response_format(wanted: Any) -> None:
+    if wanted is None:
+        return
+    kind = wanted.get("type") if isinstance(wanted, dict) else None
+    if kind not in ("text", "json_object", "json_schema", "structural_tag"):
+        raise ClientError(
+            f"response_format has the type {str(kind)[:80]!r}; known: text, json_object, json_schema, structural_tag",
+            param="response_format",
+        )
+    if kind == "json_schema" and not isinstance(wanted.get("json_schema"), dict):
+        raise ClientError("response_format of type json_schema needs json_schema", param="response_format")
+    if kind != "text":
+        raise UnsupportedError(f"response_format: {STRUCTURED}", param="response_format")
+
+
+def _check_tools(body: ChatRequest) -> None:
+    if body.tools is not None and not body.tools:
+        raise ClientError("tools is empty; leave it out", param="tools")
+    names = [_tool_name(tool) for tool in body.tools or []]
+    choice = body.tool_choice
+    if choice is None or choice == "none":
+        return
+    if not names:
+        raise ClientError("tool_choice needs tools", param="tool_choice")
+    if choice == "auto":
+        return
+    if choice == "required":
+        _refuse_choice("required")
+    function = choice.get("function") if isinstance(choice, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise ClientError(
+            'tool_choice must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}',
+            param="tool_choice",
+        )
+    if name not in names:
+        raise ClientError(f"tool_choice names {name[:80]!r}, which is not in tools", param="tool_choice")
+    _refuse_choice("a named function")
+
+
+def _refuse_choice(choice: str) -> NoReturn:
+    raise UnsupportedError(
+        f'tool_choice: {choice} is not supported by this version; send "auto", and read the call from the text',
+        param="tool_choice",
+    )
+
+
+def _tool_name(tool: dict[str, Any]) -> str:
+    function = tool.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    if tool.get("type") != "function" or not isinstance(name, str) or not name:
+        raise ClientError('a tool must be {"type": "function", "function": {"name": ...}}', param="tools")
+    return name

@@ -1,0 +1,120 @@
+"""What the routes accept: the fields of OpenAI's API and vLLM's extras. Declares and bounds; knows no engine.
+
+Unknown fields are ignored. A field that asks for something this version does not do is refused (`refusals.py`).
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+MAX_STOP_STRINGS = 16
+
+
+def _not_bool(value: Any) -> Any:
+    """JSON's true is not 1; Python would take it for one."""
+    if isinstance(value, bool):
+        raise ValueError("Input should be a number")
+    return value
+
+
+Int = Annotated[int, BeforeValidator(_not_bool)]
+Float = Annotated[float, BeforeValidator(_not_bool)]
+
+
+class StreamOptions(BaseModel):
+    """What a stream tells besides text."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class GenerationRequest(BaseModel):
+    """What chat and completions have in common. None means: not said, the model's default applies."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False, hide_input_in_errors=True)
+
+    model: str | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    n: Int | None = None
+    max_tokens: Int | None = Field(None, ge=0)
+    max_completion_tokens: Int | None = Field(None, ge=0)
+    temperature: Float | None = None
+    top_p: Float | None = None
+    top_k: Int | None = None
+    min_p: Float | None = None
+    presence_penalty: Float | None = None
+    frequency_penalty: Float | None = None
+    repetition_penalty: Float | None = None
+    seed: Int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[Int] | None = None
+    bad_words: list[str] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Int | None = None
+    prompt_logprobs: Int | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    logit_bias: dict[str, Float] | None = None
+    allowed_token_ids: list[Int] | None = None
+    truncate_prompt_tokens: Int | None = Field(None, ge=-1)
+    truncation_side: Literal["left", "right"] = "left"
+    echo: bool | None = False
+    priority: Int | None = None
+    cache_salt: str | None = Field(None, min_length=1, max_length=128, pattern=r"^[^@/\\\x00]+$")
+    request_id: str | None = Field(None, min_length=1, max_length=128, pattern=r"^[!-~]+$")
+    return_tokens_as_token_ids: bool | None = False
+    return_token_ids: bool | None = False
+
+    @property
+    def token_limit(self) -> int | None:
+        """Most tokens to generate; the newer field wins."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+class CompletionRequest(GenerationRequest):
+    """Body of /v1/completions. `prompt` is checked by `prompts.py`: a union of lists would be tried form by form."""
+
+    prompt: Any = None
+    logprobs: Int | None = None
+    add_special_tokens: bool = True
+
+
+class ChatRequest(GenerationRequest):
+    """Body of /v1/chat/completions."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    logprobs: bool | None = False
+    top_logprobs: Int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = True
+    reasoning_effort: str | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    documents: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TokenizeRequest(BaseModel):
+    """Body of /tokenize: `prompt`, or `messages` as for chat."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_special_tokens: bool = True
+    return_token_strs: bool | None = False
+
+
+class DetokenizeRequest(BaseModel):
+    """Body of /detokenize."""
+
+    model: str | None = None
+    tokens: list[Int]

@@ -1,0 +1,275 @@
+"""`octavo serve`: the socket first, then the HTTP server and the engine side by side, and an end for every case.
+
+Ends: a signal drains and returns 0, a second one leaves at once; a model that cannot be loaded and an engine that is
+lost raise their error. In no case does a process stay behind: the engine leaves when this process does.
+"""
+
+import asyncio
+import gc
+import os
+import signal
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+
+import uvicorn
+import uvloop
+
+from octavo import envs
+from octavo.config import EngineConfig, ServerConfig
+from octavo.engine.async_llm import AsyncLLM
+from octavo.engine.protocol import EngineFacts
+from octavo.errors import EngineDeadError
+from octavo.logging import get_logger
+from octavo.messages import Progress
+from octavo.server.connection import Connection, listen
+
+if TYPE_CHECKING:
+    from octavo.server.serving import Lifecycle
+
+T = TypeVar("T")
+
+logger = get_logger(__name__)
+
+KEEP_ALIVE_S = 75
+"""Longer than the 60 s after which load balancers give up a connection, so that they never use one we just closed."""
+
+HEAD_START_S = 1.0
+"""How long the HTTP server waits for the engine process to be started before it takes the processor for itself."""
+
+FLUSH_S = 5
+"""How long answers may take to reach their clients after the engine has ended them."""
+
+WATCH_INTERVAL_S = 0.25
+
+
+class Banner(NamedTuple):
+    """What there is to say once the server is ready.
+
+    Attributes:
+        kv_pages: pages of the KV group that has most.
+        kv_tokens: tokens of one long request that they hold.
+        full_length_requests: requests of `max_model_len` tokens that fit at once.
+    """
+
+    url: str
+    model: str
+    device: str
+    dtype: str
+    max_model_len: int
+    kv_pages: int
+    kv_tokens: int
+    full_length_requests: float
+    load_s: float
+
+
+def serve(
+    server: ServerConfig,
+    make_config: Callable[[], EngineConfig],
+    *,
+    progress: Progress | None = None,
+    on_ready: Callable[[Banner], None] | None = None,
+) -> int:
+    """Serve until told to stop. Returns the exit code.
+
+    Args:
+        make_config: resolves the model, and may take long (a download); runs in a thread once the port is ours.
+        progress: told about loading.
+        on_ready: called once, when requests are taken.
+
+    Raises:
+        ConfigError: the port is taken, or options do not fit.
+        ModelError: the model cannot be loaded.
+        EngineDeadError: the engine was lost while serving; every open request has been told.
+    """
+    if not server.api_key and envs.API_KEY.get():
+        server = replace(server, api_key=(envs.API_KEY.get(),))
+    with listen(server.host, server.port) as sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_Server(server, sock, make_config, progress, on_ready).run())
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn's server without its signal handlers: `_Server` has them."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Server:
+    """One run of the server."""
+
+    def __init__(
+        self,
+        server: ServerConfig,
+        sock: socket.socket,
+        make_config: Callable[[], EngineConfig],
+        progress: Progress | None,
+        on_ready: Callable[[Banner], None] | None,
+    ) -> None:
+        self._server = server
+        self._sock = sock
+        self._make_config = make_config
+        self._progress = progress
+        self._on_ready = on_ready
+        self._stop = asyncio.Event()
+        self._spawned = asyncio.Event()
+        self._engine: AsyncLLM | None = None
+
+    async def run(self) -> int:
+        """Load and serve until a signal or a failure."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        loading = asyncio.create_task(self._load(), name="load")
+        try:
+            return await self._serve(loading)
+        finally:
+            loading.cancel()
+            await asyncio.gather(loading, return_exceptions=True)
+            if self._engine is not None:
+                self._engine.close()
+
+    async def _serve(self, loading: "asyncio.Task[EngineFacts]") -> int:
+        # The engine process has the longer way to go (torch, the weights), so it is started first.
+        await _first(self._spawned.wait(), self._stop.wait(), loading, timeout_s=HEAD_START_S)
+        # Imported here because FastAPI takes a while, in which the engine process loads already.
+        from octavo.server.app import build_app  # noqa: PLC0415
+        from octavo.server.serving import Lifecycle, make_serving  # noqa: PLC0415
+
+        lifecycle = Lifecycle(self._server)
+        http = _HttpServer(
+            uvicorn.Config(
+                build_app(lifecycle),
+                http=Connection,
+                log_level=self._server.uvicorn_log_level,
+                lifespan="off",
+                server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=FLUSH_S,
+            )
+        )
+        answering = asyncio.create_task(http.serve([self._sock]), name="http")
+        try:
+            await _first(loading, answering, self._stop.wait())
+            if not self._stop.is_set():
+                facts = await loading
+                lifecycle.ready(make_serving(self._loaded_engine(), self._server))
+                await self._serve_until_stopped(lifecycle, facts, answering)
+            return 0
+        finally:
+            http.should_exit = True
+            await answering
+
+    async def _serve_until_stopped(
+        self, lifecycle: "Lifecycle", facts: EngineFacts, answering: "asyncio.Task[None]"
+    ) -> None:
+        engine = self._loaded_engine()
+        gc.collect()
+        gc.freeze()  # what start-up made stays for good; collections need not look at it again
+        if self._on_ready is not None:
+            self._on_ready(_banner(self._sock, engine.config, facts))
+        lost = asyncio.create_task(_lost(engine))
+        try:
+            await _first(answering, self._stop.wait(), lost)
+            if lost.done():
+                lifecycle.fail(str(lost.result()))
+                engine.close()  # whatever is still open ends with an error
+                raise lost.result()
+            lifecycle.drain()
+            await engine.drain(self._server.shutdown_timeout)
+        finally:
+            lost.cancel()
+
+    async def _load(self) -> EngineFacts:
+        config = await _in_thread(self._make_config)
+        self._engine = AsyncLLM(
+            config,
+            watchdog_timeout_s=self._server.watchdog_timeout,
+            log_stats=not self._server.disable_log_stats,
+        )
+        starting = asyncio.create_task(self._engine.start(self._progress))
+        try:
+            await asyncio.sleep(0)  # its first step starts the process
+            self._spawned.set()
+            return await starting
+        finally:
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+
+    def _on_signal(self, number: int) -> None:
+        if self._stop.is_set():
+            os._exit(128 + number)  # the engine process sees its standard input end, and leaves
+        logger.info("received %s, shutting down", signal.Signals(number).name)
+        self._stop.set()
+
+    def _loaded_engine(self) -> AsyncLLM:
+        assert self._engine is not None  # `_load` has returned
+        return self._engine
+
+
+async def _lost(engine: AsyncLLM) -> EngineDeadError:
+    """Wait until the engine is gone or hung, and say why."""
+    while True:
+        try:
+            engine.check_health()
+        except EngineDeadError as err:
+            return err
+        await asyncio.sleep(WATCH_INTERVAL_S)
+
+
+async def _first(*awaitables: Awaitable[object], timeout_s: float | None = None) -> None:
+    """Wait until one of them is done. What is not a task of somebody else is cancelled then."""
+    tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
+    try:
+        await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task, awaitable in zip(tasks, awaitables, strict=True):
+            if task is not awaitable:
+                task.cancel()
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """Run `work` in a thread that nobody waits for at exit, unlike one of asyncio's."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, err: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if err is not None:
+            done.set_exception(err)
+        else:
+            done.set_result(cast(T, result))
+
+    def body() -> None:
+        result, err = None, None
+        try:
+            result = work()
+        except BaseException as caught:
+            err = caught
+        with suppress(RuntimeError):  # the loop may be closed by now
+            loop.call_soon_threadsafe(settle, result, err)
+
+    threading.Thread(target=body, name="resolve", daemon=True).start()
+    return await done
+
+
+def _banner(sock: socket.socket, config: EngineConfig, facts: EngineFacts) -> Banner:
+    host, port = sock.getsockname()[:2]
+    pages = max(facts.num_blocks)
+    tokens = pages * facts.block_size
+    return Banner(
+        url=f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}",
+        model=config.served_model_name,
+        device=facts.device,
+        dtype=facts.dtype,
+        max_model_len=facts.max_model_len,
+        kv_pages=pages,
+        kv_tokens=tokens,
+        full_length_requests=tokens / facts.max_model_len,
+        load_s=facts.load_s,
+    )

@@ -1,0 +1,165 @@
+"""What every route works with, and the server's life: loading, ready, draining, dead. Knows no HTTP beyond statuses."""
+
+import hashlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+
+from octavo.config import EngineConfig, ServerConfig
+from octavo.engine.chat import make_template
+from octavo.engine.input_processor import default_sampling_params
+from octavo.errors import EngineDeadError, NotFoundError
+from octavo.server.engine import Engine
+from octavo.server.errors import ServiceUnavailableError
+from octavo.server.metrics import HttpMetrics, Metrics, ModelFacts
+from octavo.server.prompts import PromptReader
+from octavo.version import VERSION
+
+
+class Status(StrEnum):
+    """Where the server is in its life."""
+
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A loaded engine and what is derived from it once.
+
+    Attributes:
+        model_names: the first is reported.
+        defaults: sampling defaults of the model, by field of `SamplingParams`.
+        fingerprint: changes with anything that may change an answer.
+        created: Unix time of the start.
+    """
+
+    engine: Engine
+    config: EngineConfig
+    model_names: tuple[str, ...]
+    defaults: Mapping[str, Any]
+    prompts: PromptReader
+    metrics: Metrics
+    fingerprint: str
+    created: int
+
+    @property
+    def model_name(self) -> str:
+        """The name that answers carry."""
+        return self.model_names[0]
+
+    def check_model(self, name: str | None) -> None:
+        """Raise NotFoundError for a name that is not served; None is the only model there is."""
+        if name is not None and name not in self.model_names:
+            raise NotFoundError(
+                f"model {name[:200]!r} is not served here; known: {', '.join(self.model_names)}",
+                param="model",
+                code="model_not_found",
+            )
+
+
+class Lifecycle:
+    """Owns the server's status; routes ask it for the `Serving`."""
+
+    def __init__(self, server: ServerConfig) -> None:
+        self.server = server
+        self.http_metrics = HttpMetrics()
+        self._serving: Serving | None = None
+        self._draining = False
+        self._failure: str | None = None
+
+    @property
+    def status(self) -> Status:
+        """The status now; asks the engine's watchdog."""
+        if self._lost() is not None:
+            return Status.DEAD
+        if self._draining:
+            return Status.DRAINING
+        return Status.LOADING if self._serving is None else Status.READY
+
+    @property
+    def loaded(self) -> Serving | None:
+        """The serving, also while draining or dead; None while loading."""
+        return self._serving
+
+    def serving(self) -> Serving:
+        """For a new request.
+
+        Raises:
+            ServiceUnavailableError, EngineDeadError: it cannot be taken now.
+        """
+        lost = self._lost()
+        if lost is not None:
+            raise lost
+        if self._draining:
+            raise ServiceUnavailableError("the server is shutting down; send the request to another one")
+        if self._serving is None:
+            raise ServiceUnavailableError("the model is still being loaded; try again soon")
+        return self._serving
+
+    def ready(self, serving: Serving) -> None:
+        """Requests are taken from now on."""
+        self._serving = serving
+
+    def drain(self) -> None:
+        """New requests are refused from now on."""
+        self._draining = True
+
+    def fail(self, cause: str) -> None:
+        """The engine is lost."""
+        self._failure = cause
+
+    def _lost(self) -> EngineDeadError | None:
+        if self._failure is not None:
+            return EngineDeadError(self._failure)
+        if self._serving is None:
+            return None
+        try:
+            self._serving.engine.check_health()
+        except EngineDeadError as err:
+            return err
+        return None
+
+
+def make_serving(engine: Engine, server: ServerConfig) -> Serving:
+    """Derive what routes need from a loaded engine."""
+    config, tokenizer = engine.config, engine.tokenizer
+    names = config.model.served_model_name or (config.served_model_name,)
+    facts = ModelFacts(
+        model_name=names[0],
+        max_model_len=config.max_model_len,
+        block_size=config.cache.block_size,
+        num_blocks=next(iter(config.cache.num_blocks), 0),
+        enable_prefix_caching=config.cache.enable_prefix_caching,
+    )
+    return Serving(
+        engine=engine,
+        config=config,
+        model_names=tuple(names),
+        defaults=default_sampling_params(config),
+        prompts=PromptReader(tokenizer, make_template(config, tokenizer), config.spec.vocab_size),
+        metrics=Metrics(facts, engine.stats, vllm_names=server.metrics_prefix_vllm),
+        fingerprint=fingerprint(config),
+        created=int(time.time()),
+    )
+
+
+def fingerprint(config: EngineConfig) -> str:
+    """A short hash of what decides an answer's bits, as far as it is known without reading the weights."""
+    spec = config.spec
+    parts = (VERSION, spec.architecture, spec.checkpoint_dtype, spec.hf_config, spec.name, config.dtype,
+             config.kv_dtype, config.device.device, config.model.logprobs_mode)  # fmt: skip
+    return "fp_" + hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()[:16]
+
+
+def lifecycle_of(request: Request) -> Lifecycle:
+    """The app's lifecycle."""
+    lifecycle: Lifecycle = request.app.state.lifecycle
+    return lifecycle
