@@ -10,7 +10,7 @@ from pathlib import Path
 from octavo import envs
 from octavo.cli.command import Command
 from octavo.errors import ConfigError
-from octavo.kernels.cpu.native import describe as describe_native
+from octavo.kernels.cpu import native
 from octavo.platforms.registry import select_platform
 
 PACKAGES = [
@@ -44,7 +44,8 @@ def run(args: argparse.Namespace) -> int:
     rows = [("python", sys.version.split()[0]), ("system", platform.platform()), ("cpu", _cpu_name())]
     rows.append(("cores usable", str(len(os.sched_getaffinity(0)))))
     rows.append(("device", select_platform("auto").describe()))
-    rows.append(("native kernels", describe_native()))
+    kernels = native.load()
+    rows.append(("native kernels", "not installed" if kernels is None else f"tier {kernels.tier()}"))
     rows += [(name, _version(name)) for name in PACKAGES]
     for variable in envs.VARIABLES:
         rows.append((variable.name, _setting(variable)))
