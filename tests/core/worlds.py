@@ -220,9 +220,7 @@ class PagedWorker:
         """Layer by layer, all rows write before any row reads. Returns outputs of the computed positions by row."""
         values: dict[int, list[int]] = {}
         spans: dict[int, range] = {}
-        for row_id, num_tokens, num_computed in zip(
-            plan.rows, plan.num_tokens, plan.num_computed_tokens, strict=True
-        ):
+        for row_id, num_tokens, num_computed in zip(plan.rows, plan.num_tokens, plan.num_computed_tokens, strict=True):
             row = self.rows[row_id]
             assert num_tokens >= 1 and row.num_computed == num_computed
             span = spans[row_id] = range(num_computed, num_computed + num_tokens)
