@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 from octavo.engine.beam_search import BeamSearch
 from octavo.engine.chat import make_template
 from octavo.engine.client import InProcessClient
-from octavo.engine.input_processor import InputProcessor, Prompt, Submission, default_sampling_params
+from octavo.engine.input_processor import InputProcessor, Prompt, Submission, TokensPrompt, default_sampling_params
 from octavo.engine.output_processor import OutputProcessor, RequestState
 from octavo.engine.progress_bar import GenerationBar
 from octavo.engine.protocol import EngineFacts
 from octavo.engine.resolve import make_config
 from octavo.errors import ClientError, EngineDeadError
-from octavo.messages import SchedulerStats
+from octavo.messages import Progress, SchedulerStats
 from octavo.outputs import BeamSearchOutput, RequestOutput
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 from octavo.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -38,7 +38,8 @@ class LLM:
     Threads may share one: their prompts run in the same batches.
 
     Args:
-        model: a folder, a .gguf file, a hub id or a catalogue name.
+        model: a folder, a .gguf file, a hub id or a catalogue name. Default: the small model of the quickstart.
+        progress: told how far fetching and loading are.
         options: any engine option by its name in `octavo.config`, e.g. `max_model_len=4096`.
 
     Raises:
@@ -47,11 +48,11 @@ class LLM:
 
     _closed = True
 
-    def __init__(self, model: str, **options: object) -> None:
-        self.config = make_config(None, model=model, **options)
+    def __init__(self, model: str | None = None, *, progress: Progress | None = None, **options: object) -> None:
+        self.config = make_config(progress, model=model, **options)
         self.tokenizer = load_tokenizer(self.config.spec.tokenizer_path)
         self._template = make_template(self.config, self.tokenizer)
-        self._client = InProcessClient(self.config)
+        self._client = InProcessClient(self.config, progress)
         self._closed = False
         self.config = self._client.config
         self._inputs = InputProcessor(self.config, self.tokenizer, self._client.facts.max_request_tokens)
@@ -120,42 +121,44 @@ class LLM:
             ClientError: there is no template, or it refuses a conversation; and as for `generate`.
         """
         conversations = [messages] if not messages or isinstance(messages[0], Mapping) else messages
-        prompts = []
-        for conversation in conversations:
-            text = self._template.render(
+        prompts: list[Prompt] = [
+            self._render(
                 conversation,  # type: ignore[arg-type]  # told apart by their first element
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 chat_template_kwargs=chat_template_kwargs,
             )
-            ids = self.tokenizer.encode(text, add_special_tokens=False)
-            prompts.append({"prompt": text, "prompt_token_ids": ids})
-        if sampling_params is None:
-            sampling_params = SamplingParams(**{"max_tokens": None} | default_sampling_params(self.config))  # type: ignore[arg-type]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)  # type: ignore[arg-type]
+            for conversation in conversations
+        ]
+        return self.generate(prompts, sampling_params or self._default_params(max_tokens=None), use_tqdm=use_tqdm)
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
-        """Complete one prompt and yield after every step that brought news.
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[str]:
+        """Complete one prompt and yield the text as it comes. Closing the iterator aborts the request.
 
-        Outputs are cumulative, and their lists are the same growing objects; `outputs` holds the samples that changed.
-        Closing the iterator aborts the request.
+        Raises:
+            ClientError: as for `generate`, at the first step.
+            EngineError: the engine failed on this request.
         """
         params = sampling_params or self.get_default_sampling_params()
         with self._lock:
             (state,) = self._submit([self._inputs.process(prompt, params, next(self._request_ids))])
         try:
-            finished = False
-            while not finished:
+            num_sent = 0
+            while not state.finished:
                 self._step()
-                output = state.take()
-                finished = output.finished
-                if state.failure is not None:
-                    raise state.failure
-                if output.outputs:
-                    yield output
+                text = state.samples[0].text
+                if len(text) > num_sent:
+                    yield text[num_sent:]
+                    num_sent = len(text)
+            if state.error is not None:
+                raise state.error
         finally:
             self._abort([state])
+
+    def stream_chat(self, messages: Sequence[Message], sampling_params: SamplingParams | None = None) -> Iterator[str]:
+        """Answer one conversation and yield the text as it comes; otherwise as `chat` and `stream`."""
+        return self.stream(self._render(messages), sampling_params or self._default_params(max_tokens=None))
 
     def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams) -> list[BeamSearchOutput]:
         """The `params.beam_width` best answers to each prompt. Beams share the pages of what they have in common.
@@ -202,7 +205,7 @@ class LLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The model's own sampling parameters (generation_config.json), as `generate` uses them by default."""
-        return SamplingParams(**default_sampling_params(self.config))  # type: ignore[arg-type]
+        return self._default_params()
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prompt beginnings; False while a request holds pages."""
@@ -234,6 +237,14 @@ class LLM:
         self.close()
 
     # ------------------------------------------------------------ driving the engine
+
+    def _default_params(self, **ours: Any) -> SamplingParams:
+        """The model's own parameters where it has some, else `ours`, else those of `SamplingParams`."""
+        return SamplingParams(**{**ours, **default_sampling_params(self.config)})
+
+    def _render(self, messages: Sequence[Message], **options: Any) -> TokensPrompt:
+        text = self._template.render(messages, **options)
+        return {"prompt": text, "prompt_token_ids": self.tokenizer.encode(text, add_special_tokens=False)}
 
     def _submit(self, submissions: Sequence[Submission]) -> list[RequestState]:
         """Open requests, all or none."""
