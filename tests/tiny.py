@@ -21,6 +21,8 @@ from octavo.loader.hf_config import context_length, normalize_config
 from octavo.models.base import CausalLM
 from octavo.models.build import load_model
 
+torch.set_num_threads(1)  # matrices this small only lose by being shared out
+
 VOCAB_SIZE = 96
 WINDOW = 24
 

@@ -11,7 +11,7 @@ from octavo.registry import Registry
 P = ParamSpec("P")
 R = TypeVar("R")
 
-OPS: dict[str, "Op"] = {}  # type: ignore[type-arg]
+OPS: dict[str, "Op"] = {}
 
 IMPLS: Registry[Callable[..., object]] = Registry(
     "kernel",
@@ -53,7 +53,7 @@ def op(reference: Callable[P, R]) -> Op[P, R]:
 
 def use_providers(providers: tuple[str, ...]) -> dict[str, str]:
     """Choose, for every op, the first of `providers` that has it ("torch" always does). Returns op -> provider."""
-    for made in OPS.values():
+    for made in list(OPS.values()):  # importing a kernel may bring in the op of another
         made.impl, made.provider = made.reference, "torch"
         for provider in providers:
             if f"{provider}/{made.name}" in IMPLS:

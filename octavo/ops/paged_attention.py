@@ -169,7 +169,8 @@ def partial(folded: Tensor, positions: Tensor, pages: Tensor, table: Tensor, beg
     block_size = pages.shape[3]
     column = (keys_at // block_size).clamp(max=table.shape[1] - 1)
     where = (table[:, column].clamp(min=0).long(), keys_at % block_size)  # [R, S], [S]
-    keys, values = (cache.transpose(1, 2)[where].transpose(1, 2).float() for cache in pages)  # [R, G, S, D]
+    # [R, G, S, D]; contiguous, because the BLAS behind matmul sums strided operands in an order that depends on R.
+    keys, values = (cache.transpose(1, 2)[where].transpose(1, 2).contiguous().float() for cache in pages)
 
     seen = keys_at <= positions.unsqueeze(-1)  # [R, n, S]
     if scoring.window is not None:
