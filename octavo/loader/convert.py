@@ -110,6 +110,7 @@ def _shards(
 
 def _write_shard(path: Path, shard: dict[str, Tensor]) -> list[str]:
     save_file(shard, path, metadata={"format": "pt"})
+    path.chmod(0o644)  # the package keeps its files to their owner
     return list(shard)
 
 

@@ -1,7 +1,7 @@
 """GGUF metadata to the normalized config (`hf_config.py`). Knows the keys of each architecture, reads no weights.
 
 Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; what a converter does not write (Gemma's query scale
-and layer pattern) is fixed by architecture, as every reader of these files has it.
+and layer pattern, SmolLM3's layers without rope) is fixed by architecture, as every reader of these files has it.
 """
 
 import math
@@ -153,6 +153,11 @@ def _granite(keys: _Keys) -> Config:
     }
 
 
+def _smollm3(keys: _Keys) -> Config:
+    layers = keys.count("block_count")
+    return {"model_type": "smollm3", **_biases(keys), "no_rope_layers": [int((i + 1) % 4 != 0) for i in range(layers)]}
+
+
 def _qwen2(keys: _Keys) -> Config:
     return {"model_type": "qwen2", "use_sliding_window": False}
 
@@ -213,6 +218,7 @@ ARCHITECTURES: dict[str, Callable[[_Keys], Config]] = {
     "llama": _llama,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
+    "smollm3": _smollm3,
 }
 """Values of general.architecture that can be served; each adds what is its own to `_common`."""
 

@@ -20,7 +20,7 @@ PLAIN_TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16,
 CHUNK_ELEMENTS = 1 << 17
 """Elements dequantized at once: float32 intermediates stay in the cache, and a large tensor needs no large scratch."""
 
-PERMUTED = ("llama", "granite")
+PERMUTED = ("llama", "granite", "smollm3")
 """`model_type`s whose converter interleaves the two halves of each rotated head."""
 
 _TOP = {

@@ -44,6 +44,7 @@ CAUSAL_LM_CLASSES = {
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
 }
 """Text model of a `model_type`, for wrappers (images and text) and files that name no architecture."""
 
@@ -56,6 +57,8 @@ ROPE_REQUIRED = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
 }
 """Keys each rope type cannot do without."""
+
+LAYER_TYPES = ("full_attention", "sliding_attention")
 
 _ROPE_ALIASES = {"su": "longrope"}
 _HAS_ORIGINAL_LENGTH = ("yarn", "longrope", "llama3")
@@ -162,7 +165,7 @@ def context_length(config: Config) -> int:
 def _finish_layer_types(done: Config) -> None:
     window, num_layers = done.get("sliding_window"), done["num_hidden_layers"]
     layer_types = done.get("layer_types") or ["sliding_attention" if window else "full_attention"] * num_layers
-    unknown = set(layer_types) - {"full_attention", "sliding_attention"}
+    unknown = set(layer_types) - set(LAYER_TYPES)
     if unknown or len(layer_types) != num_layers:
         raise ModelError(
             f"layer_types must be {num_layers} times full_attention or sliding_attention, not {len(layer_types)}"
@@ -176,32 +179,30 @@ def _finish_layer_types(done: Config) -> None:
 
 def _rope_parameters(config: Mapping[str, Any], default_rope: Mapping[str, Any], done: Config) -> Config:
     """All layouts to the normalized one: old (`rope_theta` + `rope_scaling`), new flat, new by layer type."""
-    given = {**(config.get("rope_parameters") or {}), **(config.get("rope_scaling") or {})}
-    if "rope_type" not in (config.get("rope_scaling") or {}) and "type" in (config.get("rope_scaling") or {}):
-        given["rope_type"] = given["type"]
-    kinds = [kind for kind in ("full_attention", "sliding_attention") if isinstance(given.get(kind), Mapping)]
-    varies = bool(kinds) or "full_attention" in default_rope
+    given = {**_spelled(config, "rope_parameters"), **_spelled(config, "rope_scaling")}
     partial = config.get("partial_rotary_factor")
     shared = {} if partial is None else {"partial_rotary_factor": partial}
-    if not varies:
+    if not any(kind in given or kind in default_rope for kind in LAYER_TYPES):
         return _one_rope({**default_rope, **shared, **_theta(config, "rope_theta"), **given}, done)
-    flat = {key: value for key, value in given.items() if key not in ("full_attention", "sliding_attention")}
-    full = {**flat, **(given.get("full_attention") or {})}
-    sliding = given.get("sliding_attention") or {}
-    return {
-        "full_attention": _one_rope(
-            {**default_rope.get("full_attention", default_rope), **shared, **_theta(config, "rope_theta"), **full}, done
-        ),
-        "sliding_attention": _one_rope(
-            {
-                **default_rope.get("sliding_attention", default_rope),
-                **shared,
-                **_theta(config, "rope_local_base_freq"),
-                **sliding,
-            },
-            done,
-        ),
-    }
+    flat = {key: value for key, value in given.items() if key not in LAYER_TYPES}
+    by_layer_type = {}
+    for kind, theta_key, own in zip(LAYER_TYPES, ("rope_theta", "rope_local_base_freq"), (flat, {}), strict=True):
+        default = default_rope.get(kind, default_rope)
+        stated = {**_theta(config, theta_key), **own, **_spelled(given, kind)}
+        by_layer_type[kind] = _one_rope({**default, **shared, **stated}, done)
+    return by_layer_type
+
+
+def _spelled(config: Mapping[str, Any], key: str) -> Config:
+    """The object under `key` without its nulls, and with `rope_type` where an old release wrote `type`."""
+    value = config.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ModelError(f"{key} is {value!r} but must be an object")
+    stated = {name: entry for name, entry in value.items() if entry is not None}
+    old_spelling = stated.pop("type", None)
+    return stated if old_spelling is None else {"rope_type": old_spelling, **stated}
 
 
 def _theta(config: Mapping[str, Any], key: str) -> Config:
@@ -210,8 +211,7 @@ def _theta(config: Mapping[str, Any], key: str) -> Config:
 
 def _one_rope(given: Mapping[str, Any], done: Config) -> Config:
     """Check one flat rope dict and derive what it leaves out."""
-    given = {key: value for key, value in given.items() if value is not None}
-    spelled = given.get("rope_type", given.get("type", "default"))
+    spelled = given.get("rope_type", "default")
     rope_type = _ROPE_ALIASES.get(spelled, spelled)
     if rope_type not in ROPE_REQUIRED:
         raise ModelError(f"unknown rope_type {spelled!r}; known: {', '.join(ROPE_REQUIRED)}")
