@@ -1,0 +1,44 @@
+"""The KV pages of all layers, one pool per group. Knows page ids; not whose they are."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from octavo.config import KVGroupSpec
+from octavo.messages import BlockCopy
+
+
+class KVPages:
+    """Per KV group a pool [L, 2, B, G, block_size, D]: L layers, keys then values, B pages, G KV heads.
+
+    Attributes:
+        pools: in the order of the groups; zero at first.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[KVGroupSpec],
+        num_blocks: Sequence[int],
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.pools: list[Tensor] = [
+            torch.zeros(
+                (group.num_layers, 2, count, group.num_kv_heads, block_size, group.head_dim), dtype=dtype, device=device
+            )
+            for group, count in zip(groups, num_blocks, strict=True)
+        ]
+
+    def zero(self, block_ids: Sequence[Sequence[int]]) -> None:
+        """Clear pages, per group: what a page held before must not reach a masked row as 0 x NaN."""
+        for pool, ids in zip(self.pools, block_ids, strict=False):
+            if ids:
+                pool.index_fill_(2, torch.tensor(ids, device=pool.device), 0)
+
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy pages, one after the other: a page may be copied on in the step that fills it."""
+        for copy in copies:
+            pool = self.pools[copy.group]
+            pool[:, :, copy.dst].copy_(pool[:, :, copy.src])

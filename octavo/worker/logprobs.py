@@ -1,0 +1,93 @@
+"""Log probabilities and ranks of tokens, for the answer and for the prompt. Knows logits; no rows, no requests."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from octavo.messages import PositionLogprobs
+from octavo.ops.random import BLOCK, natural_log
+from octavo.ops.sample import descending_key, into_blocks, tree_sum_
+
+
+class LogprobsMode(NamedTuple):
+    """What is reported.
+
+    Attributes:
+        processed: as drawn from, after exclusions, penalties, temperature and truncation; else the model's own.
+        normalized: natural log of probabilities; else logits.
+    """
+
+    processed: bool
+    normalized: bool
+
+    @classmethod
+    def parse(cls, mode: str) -> "LogprobsMode":
+        """From the value of `--logprobs-mode`."""
+        return cls(mode.startswith("processed"), mode.endswith("logprobs"))
+
+
+class RankedTokens(NamedTuple):
+    """Of each of N positions the actual token first, then the K most likely, most likely first (ties: lowest id).
+
+    Attributes:
+        token_ids: [N, 1 + K] int64
+        values: [N, 1 + K] float32
+        ranks: [N] int64 of the actual token, 1 = most likely.
+    """
+
+    token_ids: Tensor
+    values: Tensor
+    ranks: Tensor
+
+    def positions(self, num_top: list[int]) -> list[PositionLogprobs]:
+        """As messages, with the first `num_top[i]` of the most likely tokens at position i."""
+        rows = zip(self.token_ids.tolist(), self.values.tolist(), self.ranks.tolist(), num_top, strict=True)
+        return [PositionLogprobs(ids[: 1 + k], values[: 1 + k], rank) for ids, values, rank, k in rows]
+
+
+def rank_tokens(logits: Tensor, token_ids: Tensor, num_top: int, *, normalized: bool) -> RankedTokens:
+    """Values and ranks of `token_ids` and of the `num_top` most likely tokens.
+
+    Args:
+        logits: [N, V] float32, NaN only in rows whose result is not used.
+        token_ids: [N] int64
+        num_top: K <= V
+    """
+    actual = logits.gather(1, token_ids[:, None])
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    before = (logits > actual) | ((logits == actual) & (ids < token_ids[:, None]))
+    listed, values = token_ids[:, None], actual
+    if num_top:
+        top_ids, top_values = most_likely(logits, num_top)
+        listed, values = torch.cat((listed, top_ids), 1), torch.cat((values, top_values), 1)
+    if normalized:
+        values = (values - _log_sum_exp(logits)[:, None]).float()
+    return RankedTokens(listed, values, before.sum(1) + 1)
+
+
+class TopTokens(NamedTuple):
+    """[N, K] each, most likely first, the lowest id first on ties."""
+
+    token_ids: Tensor
+    logits: Tensor
+
+
+def most_likely(logits: Tensor, count: int) -> TopTokens:
+    """The `count` most likely tokens of each row. They all lie in the `count` blocks of ids with the largest peaks."""
+    blocks = into_blocks(logits)
+    num_blocks = blocks.shape[1]
+    ids = torch.arange(num_blocks * BLOCK, device=logits.device).view(num_blocks, BLOCK).expand(blocks.shape)
+    if count < num_blocks:
+        chosen = descending_key(blocks.amax(-1)).argsort(dim=1, stable=True)[:, :count].sort(1).values
+        index = chosen[:, :, None].expand(-1, -1, BLOCK)
+        blocks, ids = blocks.gather(1, index), ids.gather(1, index)
+    order = descending_key(blocks.flatten(1)).argsort(dim=1, stable=True)[:, :count]
+    return TopTokens(ids.flatten(1).gather(1, order), blocks.flatten(1).gather(1, order))
+
+
+def _log_sum_exp(logits: Tensor) -> Tensor:
+    """ln of the sum of exp over the vocabulary. [N, V] float32 -> [N] float64"""
+    top = logits.amax(-1)
+    total = tree_sum_((logits - top[:, None]).exp_())
+    return top.double() + natural_log(total.double())

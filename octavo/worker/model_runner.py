@@ -1,0 +1,135 @@
+"""Run one step of a model: bring rows and pages up to date, compute, sample. Knows any `CausalLM` by its interface; no
+requests, no scheduling.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from octavo.attention.batch import ForwardBatch
+from octavo.config import EngineConfig, KVGroupSpec
+from octavo.messages import ModelRunnerOutput, PromptLogprobs, SchedulerOutput
+from octavo.worker.input_batch import InputBatch
+from octavo.worker.kv_pages import KVPages
+from octavo.worker.logprobs import rank_tokens
+from octavo.worker.rows import Rows
+from octavo.worker.sampler import Sampler
+from octavo.worker.sampling_state import Uses
+
+MAX_LOGITS = 1 << 24
+"""Most logits that exist at once (64 MiB): more rows are sampled, and prompts scored, one part after the other."""
+
+
+class Model(Protocol):
+    """What a step needs of a model."""
+
+    kv_groups: list[KVGroupSpec]
+    vocab_size: int
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Final hidden states. [T, hidden]"""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[S, hidden] -> [S, vocab] float32, in memory of its own."""
+
+
+class ModelRunner:
+    """Executes plans on one device.
+
+    Args:
+        num_blocks: pages per KV group.
+    """
+
+    def __init__(
+        self, model: Model, config: EngineConfig, num_blocks: Sequence[int], kv_dtype: torch.dtype, device: torch.device
+    ) -> None:
+        block_size, max_rows = config.cache.block_size, config.scheduler.max_num_seqs
+        num_groups = len(model.kv_groups)
+        self.model = model
+        self.device = device
+        self.rows = Rows(max_rows, config.max_model_len, num_groups, block_size)
+        self.pages = KVPages(model.kv_groups, num_blocks, block_size, kv_dtype, device)
+        self.sampler = Sampler(self.rows, model.vocab_size, config.model.logprobs_mode, device)
+        max_blocks = -(-config.max_model_len // block_size)
+        self._batch = InputBatch(config.token_budget, max_rows, max_blocks, num_groups, block_size, device)
+        self._hidden: Tensor | None = None
+
+    @torch.inference_mode()
+    def execute(self, plan: SchedulerOutput) -> None:
+        """Start the forward pass of `plan`; `sample` of the same plan comes next."""
+        self._update_rows(plan)
+        self.pages.zero(plan.zero_block_ids)
+        self.pages.copy(plan.block_copies)
+        self._hidden = None
+        if plan.rows:
+            self._hidden = self.model.forward(self._batch.gather(plan, self.rows, self.pages.pools))
+
+    @torch.inference_mode()
+    def sample(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        """Finish `plan`: sample the rows that have reached their last known token, and append what they sampled."""
+        output = ModelRunnerOutput(step=plan.step)
+        if self._hidden is None:
+            return output
+        rows = np.array(plan.rows)
+        ends = np.cumsum(plan.num_tokens)
+        self._score_prompts(plan, rows, ends, output)
+        sampling = np.flatnonzero(plan.samples)
+        part_size = max(1, MAX_LOGITS // self.model.vocab_size)
+        for start in range(0, len(sampling), part_size):
+            part = sampling[start : start + part_size]
+            self._sample(rows[part], ends[part] - 1, output)
+        return output
+
+    def _update_rows(self, plan: SchedulerOutput) -> None:
+        for row in plan.freed_rows:
+            self.rows.free(row)
+            self.sampler.free(row)
+        for new in plan.new_rows:
+            self.rows.add(new)
+            self.sampler.add(new)
+        for row, block_ids in zip(plan.rows, plan.new_block_ids, strict=True):
+            self.rows.append_blocks(row, block_ids)
+
+    def _sample(self, rows: NDArray[np.int64], tokens: NDArray[np.int64], output: ModelRunnerOutput) -> None:
+        """Sample `rows`, whose last tokens are at `tokens` of the batch."""
+        sampled = self.sampler.sample(self._logits(tokens), rows)
+        good = sampled.token_ids >= 0
+        self.rows.append_tokens(rows[good], sampled.token_ids[good])
+        output.rows += rows.tolist()
+        output.token_ids += [[token_id] if token_id >= 0 else [] for token_id in sampled.token_ids.tolist()]
+        output.logprobs += [[sampled.logprobs[i]] if i in sampled.logprobs else None for i in range(len(rows))]
+        output.errors.update((int(rows[i]), message) for i, message in sampled.errors.items())
+
+    def _score_prompts(
+        self, plan: SchedulerOutput, rows: NDArray[np.int64], ends: NDArray[np.int64], output: ModelRunnerOutput
+    ) -> None:
+        """Log probabilities of the prompt tokens that follow the positions of this step, for rows that asked."""
+        for i in self.sampler.state.using(rows, Uses.PROMPT_LOGPROBS).tolist():
+            row, first = plan.rows[i], plan.num_computed_tokens[i]
+            last = min(first + plan.num_tokens[i], int(self.rows.num_prompt_tokens[row]) - 1)
+            if first >= last:
+                continue
+            scored = PromptLogprobs(first + 1, [])
+            token_of_position = int(ends[i]) - plan.num_tokens[i] - first
+            num_top = int(self.sampler.state.num_prompt_logprobs[row])
+            part_size = max(1, MAX_LOGITS // self.model.vocab_size)
+            for start in range(first, last, part_size):
+                positions = np.arange(start, min(start + part_size, last))
+                following = torch.from_numpy(self.rows.token_ids[row, positions + 1].astype(np.int64)).to(self.device)
+                ranked = rank_tokens(
+                    self._logits(positions + token_of_position),
+                    following,
+                    num_top,
+                    normalized=self.sampler.mode.normalized,
+                )
+                scored.positions += ranked.positions([num_top] * len(positions))
+            output.prompt_logprobs[row] = scored
+
+    def _logits(self, tokens: NDArray[np.int64]) -> Tensor:
+        """Logits after some tokens of the batch. [N] -> [N, vocab]"""
+        assert self._hidden is not None
+        return self.model.logits(self._hidden[torch.from_numpy(tokens).to(self.device)])

@@ -1,0 +1,102 @@
+"""One device and the model on it: start-up, memory, steps. Knows platforms, loader and models; no requests."""
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from octavo.config import EngineConfig, KVGroupSpec
+from octavo.errors import ConfigError
+from octavo.kernels.cpu import native
+from octavo.loader.weights import iterate_weights
+from octavo.logging import get_logger
+from octavo.messages import ModelRunnerOutput, Progress, SchedulerOutput
+from octavo.models.build import build_model, load_weights
+from octavo.ops.dispatch import use_providers
+from octavo.platforms.registry import select_platform
+from octavo.worker.model_runner import Model, ModelRunner
+
+logger = get_logger(__name__)
+
+
+class Worker:
+    """Call `load`, then `free_bytes_for_kv`, then `allocate_kv`; then steps, each `execute` before its `sample`.
+
+    Raises:
+        ConfigError: the device is not there.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.platform = select_platform(config.device.device)
+        self.kv_dtype: torch.dtype = getattr(torch, config.kv_dtype)
+        threads = self.platform.set_threads(config.device.threads)
+        if "cpu" in self.platform.providers:
+            native.set_num_threads(threads)
+        self._model: Model | None = None
+        self._runner: ModelRunner | None = None
+
+    def load(self, progress: Progress) -> list[KVGroupSpec]:
+        """Read the weights. Returns the KV groups, in the order of every list per group.
+
+        Raises:
+            ModelError: files and configuration do not fit each other.
+        """
+        config, spec = self.config, self.config.spec
+        logger.info("device: %s", self.platform.describe())
+        dtype: torch.dtype = getattr(torch, config.dtype)
+        model = build_model(spec, dtype, self.platform.device, config.max_model_len)
+        total = sum(slot.required for slot in model.slots())
+        load_weights(model, _counted(iterate_weights(spec, dtype), total, progress))
+        self.platform.synchronize()
+        # Now that the model has brought in all its ops, each gets its kernel.
+        logger.debug("op providers: %s", use_providers(self.platform.providers))
+        self._model = model
+        return list(model.kv_groups)
+
+    def free_bytes_for_kv(self) -> int:
+        """Bytes the KV pages may take by the platform's rule, now that the weights are loaded."""
+        return self.platform.kv_bytes(self.config.cache.gpu_memory_utilization)
+
+    def allocate_kv(self, num_blocks: tuple[int, ...]) -> None:
+        """Allocate `num_blocks[g]` pages of each group g.
+
+        Raises:
+            ConfigError: they do not fit in the memory that is free.
+        """
+        assert self._model is not None
+        cache = self.config.cache
+        groups = self._model.kv_groups
+        needed = sum(
+            count * group.block_bytes(cache.block_size, self.config.kv_dtype)
+            for count, group in zip(num_blocks, groups, strict=True)
+        )
+        free = self.platform.free_bytes()
+        if needed > free:
+            raise ConfigError(
+                f"the KV pool of {needed} bytes does not fit: {free} bytes are free on {self.platform.name}; "
+                "lower --kv-cache-memory-bytes, --num-gpu-blocks-override or --gpu-memory-utilization"
+            )
+        self._runner = ModelRunner(self._model, self.config, num_blocks, self.kv_dtype, self.platform.device)
+
+    def execute(self, plan: SchedulerOutput) -> None:
+        """Start the forward pass of a plan."""
+        assert self._runner is not None
+        self._runner.execute(plan)
+
+    def sample(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        """Finish the plan that was executed last."""
+        assert self._runner is not None
+        return self._runner.sample(plan)
+
+    def close(self) -> None:
+        """Release weights and pages. May be called twice."""
+        self._model = self._runner = None
+
+
+def _counted(weights: Iterable[tuple[str, Tensor]], total: int, progress: Progress) -> Iterator[tuple[str, Tensor]]:
+    """Report each tensor once the one before it has been taken in."""
+    progress("loading weights", 0, total)
+    for done, named in enumerate(weights, start=1):
+        yield named
+        progress("loading weights", min(done, total), total)
