@@ -79,8 +79,8 @@ def _part(where: str, part: Any) -> dict[str, Any]:
         return {"type": "text", "text": part}
     if not isinstance(part, dict):
         raise _error(f"{where} is {type(part).__name__}; an object with a type is expected")
-    kind = part.get("type")
-    if isinstance(kind, str) and any(word in kind for word in MEDIA):
+    kind = str(part.get("type"))
+    if any(word in kind for word in MEDIA):
         raise UnsupportedError(f"{where} is of type {kind!r}, but this model is served for text only", param="messages")
     if kind not in TEXT_PARTS:
         raise _error(f"{where} has the type {kind!r}; known: {', '.join(sorted(TEXT_PARTS))}")

@@ -7,7 +7,10 @@ not know (SmolLM's single digits), NFC and whole-word lookup of the original tok
 byte-level vocabulary spells with characters outside its alphabet (DeepSeek).
 """
 
+import gc
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -44,7 +47,20 @@ def read_gguf(path: str | os.PathLike[str]) -> TokenizerParts:
     Raises:
         ModelError: the file is damaged, has no tokenizer or one of an unknown kind; names file and key.
     """
-    return _Metadata(os.fspath(path), read_gguf_header(path).metadata).parts()
+    with _garbage_collection_paused():
+        return _Metadata(os.fspath(path), read_gguf_header(path).metadata).parts()
+
+
+@contextmanager
+def _garbage_collection_paused() -> Iterator[None]:
+    """Half a million merges are as many tuples, which the collector would walk through again and again (0.6 s)."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class _Metadata:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
 
 _BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2**64
@@ -27,31 +28,27 @@ def merges_of(pieces: Sequence[str], scores: NDArray[np.float64]) -> list[tuple[
     A vocabulary of 262 thousand pieces has 1.6 million splits. Hashes of all their halves, computed at once from
     prefix sums, leave the third whose halves may be pieces; only those are looked up.
     """
-    piece_of_split, left_lengths = _likely_splits(pieces)
-    vocabulary = set(pieces)
-    merges: list[tuple[str, str]] = []
-    kept: list[int] = []
-    for index, (piece_id, length) in enumerate(zip(piece_of_split.tolist(), left_lengths.tolist(), strict=True)):
-        piece = pieces[piece_id]
-        left, right = piece[:length], piece[length:]
-        if left in vocabulary and right in vocabulary:
-            merges.append((left, right))
-            kept.append(index)
-    ids, left_sizes = piece_of_split[kept], left_lengths[kept]
-    right_sizes = np.fromiter(map(len, pieces), np.int64, len(pieces))[ids] - left_sizes
-    order = np.lexsort((ids, -right_sizes, -left_sizes, -scores[ids]))
-    return [merges[index] for index in order.tolist()]
-
-
-def _likely_splits(pieces: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Piece id and length of the left part, of every split whose halves have the hash of a piece."""
     lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
+    ids, left_lengths = _likely_splits(pieces, lengths)
+    right_lengths = lengths[ids] - left_lengths
+    order = np.lexsort((ids, -right_lengths, -left_lengths, -scores[ids]))
+    vocabulary = set(pieces)
+    splits = zip(map(pieces.__getitem__, ids[order].tolist()), left_lengths[order].tolist(), strict=True)
+    return [
+        (left, right)
+        for piece, length in splits
+        if (left := piece[:length]) in vocabulary and (right := piece[length:]) in vocabulary
+    ]
+
+
+def _likely_splits(pieces: Sequence[str], lengths: I64) -> tuple[I64, I64]:
+    """Piece id and length of the left part, of every split whose halves have the hash of a piece."""
     ends = np.cumsum(lengths)
     starts = ends - lengths
     characters = np.frombuffer("".join(pieces).encode("utf-32-le", "surrogatepass"), np.uint32)
     sums, inverses = _prefix_sums(characters)
 
-    def buckets(begin: NDArray[np.int64], end: NDArray[np.int64]) -> U64:
+    def buckets(begin: I64, end: I64) -> U64:
         """Hash of characters [begin, end), whatever their place: their share of the sum, moved to place 0."""
         return ((sums[end] - sums[begin]) * inverses[begin]) >> np.uint64(64 - _FILTER_BITS)
 
