@@ -1,13 +1,13 @@
 """What every route works with, and the server's life: loading, ready, draining, dead. Knows no HTTP beyond statuses."""
 
 import hashlib
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 
 from octavo.config import EngineConfig, ServerConfig
@@ -156,7 +156,7 @@ def fingerprint(config: EngineConfig) -> str:
     spec = config.spec
     parts = (VERSION, spec.architecture, spec.checkpoint_dtype, spec.hf_config, spec.name, config.dtype,
              config.kv_dtype, config.device.device, config.model.logprobs_mode)  # fmt: skip
-    return "fp_" + hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()[:16]
+    return "fp_" + hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def lifecycle_of(request: Request) -> Lifecycle:
