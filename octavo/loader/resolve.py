@@ -46,7 +46,7 @@ def locate(config: ModelConfig, reference: str, progress: Progress | None = None
         ModelError: nothing has this name, or it cannot be fetched.
     """
     path = Path(reference).expanduser()
-    if path.is_dir():
+    if reference and path.is_dir():
         return _only_gguf(path) or path
     if path.is_file():
         if path.suffix.lower() != ".gguf":

@@ -45,7 +45,7 @@ def write_gguf(
 
     Args:
         weight_type: of the matrices; vectors are F32. Rows must be whole blocks.
-        tokenizer: add a byte-level vocabulary of 256 + 3 tokens and a chat template.
+        tokenizer: add a byte-level vocabulary of 261 tokens (3 special, 256 bytes, 2 merged) and a chat template.
         extra: may add keys of its own.
     """
     config = json.loads((folder / "config.json").read_text())
@@ -136,11 +136,13 @@ def _add_tokenizer(writer: gguf.GGUFWriter) -> None:
     from transformers.convert_slow_tokenizer import bytes_to_unicode  # noqa: PLC0415 (seconds to import)
 
     special = ["<|endoftext|>", "<|im_start|>", END_OF_TURN]
-    tokens = special + list(bytes_to_unicode().values())
+    tokens = [*special, *bytes_to_unicode().values(), "Ġt", "he"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(tokens)
-    writer.add_token_types([gguf.TokenType.CONTROL] * len(special) + [gguf.TokenType.NORMAL] * 256)
+    writer.add_token_types(
+        [gguf.TokenType.CONTROL] * len(special) + [gguf.TokenType.NORMAL] * (len(tokens) - len(special))
+    )
     writer.add_token_merges(["Ġ t", "h e"])
     writer.add_chat_template(CHAT_TEMPLATE)
 
