@@ -11,8 +11,8 @@ from typing import NamedTuple
 from octavo.config import EngineConfig
 from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.scheduler import Scheduler
+from octavo.engine.kv_blocks import fit_max_model_len, with_kv_blocks
 from octavo.engine.protocol import EngineFacts
-from octavo.engine.resolve import fit_max_model_len, with_kv_blocks
 from octavo.errors import EngineDeadError
 from octavo.executor.interface import Executor
 from octavo.executor.registry import EXECUTORS

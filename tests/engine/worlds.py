@@ -5,6 +5,9 @@
 """
 
 import json
+import os
+import signal
+import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -23,9 +26,12 @@ from octavo.config import (
     SchedulerConfig,
 )
 from octavo.engine.core import EngineCore
+from octavo.errors import ModelError
+from octavo.executor.registry import EXECUTORS
 from octavo.messages import EngineOutput, ModelRunnerOutput, Progress, SchedulerOutput
+from octavo.registry import PLUGIN_GROUP
 from octavo.tokenizer.spelling import byte_alphabet
-from tests.core.worlds import EOS, FULL, PagedWorker
+from tests.core.worlds import FULL, PagedWorker
 
 VOCAB_SIZE = 96
 CHARACTERS = " \nabcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,!?'\"-:;()[]<>/é中"
@@ -65,6 +71,8 @@ def make_engine_config(
     generation_config: dict[str, object] | None = None,
     model: dict[str, object] | None = None,
     tokenizer_path: str = "",
+    name: str = "paper",
+    executor: str = "uni",
     **scheduler: object,
 ) -> EngineConfig:
     """A resolved configuration of a model that exists on paper only."""
@@ -85,11 +93,11 @@ def make_engine_config(
         model=ModelConfig(model="paper", **(model or {})),
         cache=CacheConfig(block_size=block_size, num_gpu_blocks_override=num_blocks),
         scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=token_budget, **scheduler),
-        device=DeviceConfig(device="cpu"),
+        device=DeviceConfig(device="cpu", distributed_executor_backend=executor),
         spec=spec,
         dtype="float32",
         max_model_len=context_length,
-        served_model_name="paper",
+        served_model_name=name,
     )
 
 
@@ -148,6 +156,54 @@ class FakeExecutor:
         self.closed = True
 
 
+CRASH, HANG, FAULT, SLOW = 90, 91, 92, 93
+"""First tokens of prompts that make `ScriptedExecutor` die, sleep for ever, raise, or take 10 ms per step."""
+
+
+class ScriptedExecutor(FakeExecutor):
+    """A fake executor for another process, which cannot be reached to order a fault: prompts say what happens.
+
+    A model called "broken" cannot be loaded, one called "endless" is loaded for ever.
+    """
+
+    def load(self, progress: Progress) -> list[KVGroupSpec]:
+        if self.config.served_model_name == "broken":
+            raise ModelError("model.safetensors: tensor lm_head.weight is missing")
+        progress("loading weights", 1, 2)
+        if self.config.served_model_name == "endless":
+            time.sleep(1000)
+        return super().load(progress)
+
+    def execute(self, plan: SchedulerOutput) -> None:
+        known = {row_id: row.new for row_id, row in self.worker.rows.items()} | {new.row: new for new in plan.new_rows}
+        first = {known[row_id].token_ids[0] for row_id in plan.rows}
+        if CRASH in first:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if HANG in first:
+            time.sleep(1000)
+        if FAULT in first:
+            self.faults.append(RuntimeError("made to fail"))
+        if SLOW in first:
+            time.sleep(0.01)
+        super().execute(plan)
+
+
+def register_scripted_executor() -> None:
+    """What the plug-in of `plugin_folder` runs in every process."""
+    EXECUTORS.add("scripted", "tests.engine.worlds:ScriptedExecutor")
+
+
+def write_plugin(folder: Path) -> Path:
+    """An installed package, as far as Python can tell, whose entry point registers `ScriptedExecutor`."""
+    info = folder / "octavo_scripted-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: octavo-scripted\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        f"[{PLUGIN_GROUP}]\nscripted = tests.engine.worlds:register_scripted_executor\n"
+    )
+    return folder
+
+
 class CoreWorld:
     """An `EngineCore` on a fake executor, and everything it said by request."""
 
@@ -179,6 +235,3 @@ class CoreWorld:
     def reason(self, request_id: str) -> str | None:
         """Why it ended, None while it is open."""
         return self.outputs[request_id][-1].finish_reason if self.outputs.get(request_id) else None
-
-
-__all__ = ["EOS", "FULL", "CoreWorld", "FakeExecutor", "make_engine_config", "write_tokenizer"]
