@@ -1,0 +1,48 @@
+"""`octavo serve`: the OpenAI API over one model."""
+
+import argparse
+import sys
+
+from octavo.cli.command import Command
+from octavo.cli.options import SERVE_SECTIONS, add_option_flags, chosen_options, option_fields
+from octavo.cli.progress import progress_bars
+from octavo.config import EngineConfig, ServerConfig
+from octavo.engine.options import make_section
+from octavo.engine.resolve import make_config
+from octavo.server.run import Banner, serve
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The model as a positional argument too, and every option."""
+    parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="the same as --model")
+    add_option_flags(parser, SERVE_SECTIONS)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal; the options are checked before the port is opened, the model after."""
+    if args.model_tag is not None:
+        args.model = args.model_tag
+    options = chosen_options(args, SERVE_SECTIONS, args.foreign)
+    server_names = {f.name for f in option_fields(ServerConfig)}
+    server = make_section(ServerConfig, {name: options.pop(name) for name in server_names & options.keys()})
+    with progress_bars() as progress:
+
+        def resolve() -> EngineConfig:
+            return make_config(progress, **options)
+
+        return serve(server, resolve, progress=progress, on_ready=_print_banner)
+
+
+def _print_banner(banner: Banner) -> None:
+    lines = (
+        f"Octavo serves {banner.model} at {banner.url}",
+        f"  device     {banner.device}, {banner.dtype}, loaded in {banner.load_s:.1f} s",
+        f"  context    {banner.max_model_len:,} tokens",
+        f"  KV pool    {banner.kv_pages:,} pages, {banner.kv_tokens:,} tokens, "
+        f"{banner.full_length_requests:.1f} requests of full length",
+        f"  try        curl {banner.url}/v1/models",
+    )
+    print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+COMMAND = Command(add_arguments, run, takes_engine_options=True)
