@@ -11,6 +11,7 @@
 namespace octavo::OCTAVO_TIER {
 
 constexpr int kPanel = kTileVecs * W;  // tokens scored together
+constexpr int kAhead = 128;               // tokens between a prefetch and its use
 static_assert(kPanel <= kMaxPanel && kSplit % kPanel == 0);
 
 inline const float kInfinity = __builtin_inff();
@@ -191,32 +192,46 @@ struct TileAttention {
     return a.window && position + 1 > a.window ? position + 1 - a.window : 0;
   }
 
-  // keys[t], values[t] for tokens begin .. end of the split that starts at `origin`; zero rows around, to whole panels.
-  void find_rows(int64_t origin, int begin, int end) {
-    const T* pages = static_cast<const T*>(a.pages);
-    const T* values = pages + a.num_blocks * a.kv_heads * a.block_size * a.head_dim;
-    const int32_t* table = a.block_table + tile.row * a.table_stride;
-    for (int t = begin / kPanel * kPanel; t < begin; ++t) s.keys[t] = s.zero_row;
-    for (int t = begin; t < end;) {
-      int64_t offset = (origin + t) % a.block_size;
-      int64_t head = table[(origin + t) / a.block_size] * a.kv_heads + tile.kv_head;
-      int64_t row = (head * a.block_size + offset) * a.head_dim;
-      for (; offset < a.block_size && t < end; ++offset, ++t, row += a.head_dim) {
-        s.keys[t] = pages + row;
-        s.values[t] = values + row;
-      }
+  // visit(first row in the pages, its position, count) for the runs of positions begin .. end that lie in one page.
+  template <typename Visit>
+  void for_pages(const Tile& t, int64_t begin, int64_t end, Visit visit) const {
+    const int32_t* table = a.block_table + t.row * a.table_stride;
+    for (int64_t position = begin; position < end;) {
+      int64_t offset = position % a.block_size;
+      int64_t count = end - position < a.block_size - offset ? end - position : a.block_size - offset;
+      int64_t head = table[position / a.block_size] * a.kv_heads + t.kv_head;
+      visit(static_cast<const T*>(a.pages) + (head * a.block_size + offset) * a.head_dim, position, count);
+      position += count;
     }
-    for (int t = end; t % kPanel; ++t) s.keys[t] = s.zero_row;
+  }
+
+  // s.keys[i], s.values[i] for tokens begin .. end of the split at `origin`; keys are zero around, to whole panels.
+  void find_rows(int64_t origin, int begin, int end) {
+    int64_t values = a.num_blocks * a.kv_heads * a.block_size * a.head_dim;
+    for (int i = begin / kPanel * kPanel; i < begin; ++i) s.keys[i] = s.zero_row;
+    for_pages(tile, origin + begin, origin + end, [&](const T* row, int64_t position, int64_t count) {
+      for (int64_t i = position - origin; count > 0; ++i, --count, row += a.head_dim) {
+        s.keys[i] = row;
+        s.values[i] = row + values;
+      }
+    });
+    for (int i = end; i % kPanel; ++i) s.keys[i] = s.zero_row;
+  }
+
+  int64_t row_bytes() const { return a.head_dim * static_cast<int64_t>(sizeof(T)); }
+
+  void prefetch_keys(const Tile& t, int64_t begin, int64_t end) const {
+    if (end > t.position + t.tokens) end = t.position + t.tokens;
+    for_pages(t, begin, end, [&](const T* row, int64_t, int64_t count) { prefetch(row, count * row_bytes()); });
   }
 
   void score(int begin, int end) {
-    int64_t bytes = a.head_dim * static_cast<int64_t>(sizeof(T));
     for (int panel = begin / kPanel * kPanel; panel < end; panel += kPanel) {
-      for (int t = panel + 128; t < panel + 128 + kPanel; ++t) {  // 128 tokens ahead; after the keys come the values
-        if (t < end) {
-          prefetch(s.keys[t], bytes);
-        } else if (t - end + begin < end) {
-          prefetch(s.values[t - end + begin], bytes);
+      for (int i = panel + kAhead; i < panel + kAhead + kPanel; ++i) {  // after the keys come the values
+        if (i < end) {
+          prefetch(s.keys[i], row_bytes());
+        } else if (i - end + begin < end) {
+          prefetch(s.values[i - end + begin], row_bytes());
         }
       }
       for (int v = 0; v < kTileVecs; ++v) transpose_rows<T>(s.k_panel + v * W, s.keys + panel + v * W, a.head_dim);
@@ -228,31 +243,30 @@ struct TileAttention {
     }
   }
 
-  // Few queries read the pages themselves; many share rows that were converted to float once.
-  void sum_values(int begin, int end) {
-    float* out = s.part.out;
-    int64_t stride = s.part.stride;
+  // Few queries read the pages themselves; many share rows that were converted to float once. After the values come the
+  // keys of `next` from position `next_begin`.
+  void sum_values(int begin, int end, const Tile* next, int64_t next_begin) {
     for (int t = begin; t < end; t += kMaxPanel) {
       int count = end - t < kMaxPanel ? end - t : kMaxPanel;
-      int64_t bytes = a.head_dim * static_cast<int64_t>(sizeof(T));
-      for (int i = t + 128; i < t + 128 + count && i < end; ++i) prefetch(s.values[i], bytes);
+      for (int i = t + kAhead; i < t + kAhead + count && i < end; ++i) prefetch(s.values[i], row_bytes());
+      if (next && t - begin < kAhead) prefetch_keys(*next, next_begin + t - begin, next_begin + t - begin + kMaxPanel);
       if (sizeof(T) == 4 || rows <= kTileRows) {
-        add_values_of_tile<T>(out, stride, s.scores + t, s.values + t, rows, count, a.head_dim);
+        add_values_of_tile<T>(s.part.out, s.part.stride, s.scores + t, s.values + t, rows, count, a.head_dim);
         continue;
       }
       const void* converted[kMaxPanel];
       for (int i = 0; i < count; ++i) {
-        float* row = s.v_rows + i * stride;
+        float* row = s.v_rows + i * s.part.stride;
         const T* from = static_cast<const T*>(s.values[t + i]);
         for_vectors(a.head_dim, [&](int64_t d, auto lanes) { store(row + d, load(from + d, lanes), lanes); });
         converted[i] = row;
       }
-      add_values_of_tile<float>(out, stride, s.scores + t, converted, rows, count, a.head_dim);
+      add_values_of_tile<float>(s.part.out, s.part.stride, s.scores + t, converted, rows, count, a.head_dim);
     }
   }
 
-  // The tokens of one split into s.part.
-  void run_split(int64_t split) {
+  // The tokens of one split into s.part; keys of `next` from position `next_begin` on will be read after it.
+  void run_split(int64_t split, const Tile* next, int64_t next_begin) {
     int64_t origin = split * kSplit;
     int64_t low = window_start(tile.position) - origin, high = tile.position + tile.tokens - origin;
     int begin = static_cast<int>(low > 0 ? low : 0), end = static_cast<int>(high < kSplit ? high : kSplit);
@@ -267,11 +281,12 @@ struct TileAttention {
       softmax_row(s.scores + m * kSplit, row_low, row_high, begin, end, a.scale, a.softcap, s.part.max[m],
                   s.part.sum[m]);
     }
-    sum_values(begin, end);
+    sum_values(begin, end, next, next_begin);
   }
 };
 
-inline void attend(const AttentionArgs& a, const Tile& tile, int64_t begin, int64_t end, AttentionScratch& s) {
+inline void attend(const AttentionArgs& a, const Tile& tile, int64_t begin, int64_t end, const Tile* next,
+                   AttentionScratch& s) {
   int64_t rows = tile.tokens * tile.heads;
   with_type(a.dtype, [&](auto type) {
     using Q = decltype(type);
@@ -286,7 +301,9 @@ inline void attend(const AttentionArgs& a, const Tile& tile, int64_t begin, int6
   with_type(a.kv_dtype, [&](auto type) {
     TileAttention<decltype(type)> attention{a, tile, s};
     for (int64_t split = begin; split < end; ++split) {
-      attention.run_split(split);
+      bool last = split + 1 == end;
+      int64_t next_begin = last && next ? attention.window_start(next->position) : (split + 1) * kSplit;
+      attention.run_split(split, last ? next : &tile, next_begin);
       merge(s.total, s.part, rows, a.head_dim);
     }
   });

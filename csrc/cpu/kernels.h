@@ -120,8 +120,8 @@ struct Kernels {
   void (*silu_mul)(const GatedArgs&, int64_t begin, int64_t end);
   void (*gelu_tanh_mul)(const GatedArgs&, int64_t begin, int64_t end);
   void (*gelu_mul)(const GatedArgs&, int64_t begin, int64_t end);
-  // Attention of a tile over splits begin .. end into scratch.total.
-  void (*attend)(const AttentionArgs&, const Tile&, int64_t begin, int64_t end, AttentionScratch&);
+  // Attention of a tile over splits begin .. end into scratch.total. `next`: what this thread does afterwards, or null.
+  void (*attend)(const AttentionArgs&, const Tile&, int64_t begin, int64_t end, const Tile* next, AttentionScratch&);
   // total <- total and then part, in that order, for `rows` rows; part is only read.
   void (*merge)(Partial& total, const Partial& part, int64_t rows, int64_t head_dim);
   void (*finish)(const AttentionArgs&, const Tile&, const Partial& total);

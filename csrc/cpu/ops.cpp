@@ -118,7 +118,7 @@ void attend_by_splits(const Kernels& kernels, const AttentionArgs& a, const std:
       const Work& w = work[static_cast<size_t>(i)];
       AttentionScratch mine = scratch;
       mine.total = w.part;
-      kernels.attend(a, *w.tile, w.split, w.split + 1, mine);
+      kernels.attend(a, *w.tile, w.split, w.split + 1, nullptr, mine);
     }
   });
   Work* w = work.data();
@@ -160,11 +160,13 @@ void paged_attention(const Kernels& kernels, const AttentionArgs& a) {
   for (const Tile& tile : tiles) splits += tile.split_end - tile.split_begin;
   if (pool.size() > 1 && count < 4 * pool.size() && splits > count) return attend_by_splits(kernels, a, tiles, splits);
   const Tile* last = tiles.data() + count - 1;
-  pool.parallel_for(count, 1, [&](int64_t begin, int64_t end) {
+  int64_t grain = std::max<int64_t>(1, count / (16 * pool.size()));
+  pool.parallel_for(count, grain, [&](int64_t begin, int64_t end) {
     AttentionScratch& scratch = thread_scratch(a.head_dim);
     for (int64_t i = begin; i < end; ++i) {
       const Tile& tile = *(last - i);  // longest first, so that no thread is left with one at the end
-      kernels.attend(a, tile, tile.split_begin, tile.split_end, scratch);
+      const Tile* next = i + 1 < end ? &tile - 1 : nullptr;
+      kernels.attend(a, tile, tile.split_begin, tile.split_end, next, scratch);
       kernels.finish(a, tile, scratch.total);
     }
   });

@@ -67,8 +67,8 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: T
     """See `octavo.ops.add_rms_norm`."""
     target = torch.empty_like(residual, memory_format=torch.contiguous_format) if out is None else out
     rows, to_rows = _rows(x), _rows(target)
-    covered = rows is not None and to_rows is not None and _covers(x, residual, target)
-    if not covered or residual.dim() != 2 or residual.stride(1) != 1 or not _is_vector(weight, *_CODES):
+    covered = _covers(x, residual, target) and residual.dim() == 2 and residual.stride(1) == 1
+    if rows is None or to_rows is None or not covered or not _is_vector(weight, *_CODES):
         return add_rms_norm_op.add_rms_norm.reference(x, residual, weight, eps, out)
     count, size = residual.shape
     _native.norm(
@@ -80,7 +80,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: T
 
 def _gated(op: Op[..., Tensor]) -> Callable[..., Tensor]:
     """The native version of an op `activation(x[:, :N]) * x[:, N:]`."""
-    kernel = getattr(_native, op.name, None)
+    kernel: Any = getattr(_native, op.name, None)
 
     def gated_mul(x: Tensor, out: Tensor | None = None) -> Tensor:
         target = x.new_empty(x.shape[0], x.shape[1] // 2) if out is None else out
