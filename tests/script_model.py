@@ -131,7 +131,9 @@ def script_tensors(
     return tensors | layer_tensors(0, q=zero, k=zero, v=zero, o=zero.T, gate=zero, up=zero, down=zero.T)
 
 
-def layer_tensors(layer: int, *, q: Tensor, k: Tensor, v: Tensor, o: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> dict[str, Tensor]:  # fmt: skip
+def layer_tensors(
+    layer: int, *, q: Tensor, k: Tensor, v: Tensor, o: Tensor, gate: Tensor, up: Tensor, down: Tensor
+) -> dict[str, Tensor]:
     """One layer by Transformers' names, with norms of 1."""
     prefix = f"model.layers.{layer}"
     hidden = q.shape[1]
@@ -142,9 +144,7 @@ def layer_tensors(layer: int, *, q: Tensor, k: Tensor, v: Tensor, o: Tensor, gat
     return made | norms
 
 
-def write_llama(
-    folder: Path, tensors: dict[str, Tensor], *, context_length: int, eos: int, heads: int = 1
-) -> Path:
+def write_llama(folder: Path, tensors: dict[str, Tensor], *, context_length: int, eos: int, heads: int = 1) -> Path:
     """Write weights and config.json; sizes are read off the weights."""
     folder.mkdir(parents=True, exist_ok=True)
     vocab_size, hidden = tensors["lm_head.weight"].shape

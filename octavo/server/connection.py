@@ -1,44 +1,50 @@
-"""The connection side of uvicorn: a listening socket before anything else, and clients that never finish a request
-cannot hold a connection.
-"""
+"""uvicorn as we run it: clients that never finish a request cannot hold a connection. Knows no route."""
 
 import asyncio
-import errno
-import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import uvicorn
+from fastapi import FastAPI
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from octavo.errors import ClientError, ConfigError
+from octavo.errors import ClientError
 from octavo.server.errors import failure
-
-BACKLOG = 2048
 
 HEADER_TIMEOUT_S = 20.0
 """A connection on which a request does not come about for this long, or a header for this long, is closed."""
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening TCP socket; port 0 takes a free one. A port that is only in TIME_WAIT is taken.
+KEEP_ALIVE_S = 75
+"""Longer than the 60 s after which load balancers give up a connection, so that they never use one we just closed."""
 
-    Raises:
-        ConfigError: the port is in use, or the address is not ours.
-    """
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as err:
-        raise ConfigError(f"--host is {host!r}, which is not an address: {err}") from None
-    made = socket.socket(family, kind, proto)
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
-        made.listen(BACKLOG)
-    except OSError as err:
-        made.close()
-        if err.errno == errno.EADDRINUSE:
-            raise ConfigError(f"port {port} on {host} is already in use; choose another with --port") from None
-        raise ConfigError(f"cannot listen on {host}:{port}: {err.strerror}") from None
-    return made
+FLUSH_S = 5
+"""How long answers may take to reach their clients once the server stops."""
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn, without its signal handlers: whoever runs it has his own."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone."""
+        yield
+
+
+def make_http_server(app: FastAPI, log_level: str) -> HttpServer:
+    """uvicorn for `app`; give its `serve` the socket."""
+    return HttpServer(
+        uvicorn.Config(
+            app,
+            http=Connection,
+            log_level=log_level,
+            lifespan="off",
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=FLUSH_S,
+        )
+    )
 
 
 class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]

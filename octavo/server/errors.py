@@ -106,11 +106,18 @@ async def on_error(request: Request, err: Exception) -> Response:
     """Exception handler of the app."""
     if isinstance(err, ClientGone):
         return Response(status_code=499)
-    found = failure(err)
-    response = found.response()
+    response = failure(_named(request, err)).response()
     if isinstance(err, HTTPException) and err.headers:
         response.headers.update(err.headers)
     return response
+
+
+def _named(request: Request, err: Exception) -> Exception:
+    """The router's own errors, with the route they are about."""
+    if isinstance(err, HTTPException) and err.status_code in (404, 405):
+        known = "is not a route of this server" if err.status_code == 404 else f"does not take {request.method}"
+        return HTTPException(err.status_code, f"{request.url.path} {known}; /openapi.json lists the routes")
+    return err
 
 
 def _failure(status: int, message: str, kind: str, param: str | None = None, code: str | int | None = None) -> Failure:

@@ -10,12 +10,11 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
-import uvicorn
 import uvloop
 
 from octavo import envs
@@ -25,7 +24,7 @@ from octavo.engine.protocol import EngineFacts
 from octavo.errors import EngineDeadError
 from octavo.logging import get_logger
 from octavo.messages import Progress
-from octavo.server.connection import Connection, listen
+from octavo.server.listening import listen
 
 if TYPE_CHECKING:
     from octavo.server.serving import Lifecycle
@@ -34,14 +33,8 @@ T = TypeVar("T")
 
 logger = get_logger(__name__)
 
-KEEP_ALIVE_S = 75
-"""Longer than the 60 s after which load balancers give up a connection, so that they never use one we just closed."""
-
 HEAD_START_S = 1.0
 """How long the HTTP server waits for the engine process to be started before it takes the processor for itself."""
-
-FLUSH_S = 5
-"""How long answers may take to reach their clients after the engine has ended them."""
 
 WATCH_INTERVAL_S = 0.25
 
@@ -91,14 +84,6 @@ def serve(
         return runner.run(_Server(server, sock, make_config, progress, on_ready).run())
 
 
-class _HttpServer(uvicorn.Server):
-    """uvicorn's server without its signal handlers: `_Server` has them."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 class _Server:
     """One run of the server."""
 
@@ -138,20 +123,11 @@ class _Server:
         await _first(self._spawned.wait(), self._stop.wait(), loading, timeout_s=HEAD_START_S)
         # Imported here because FastAPI takes a while, in which the engine process loads already.
         from octavo.server.app import build_app  # noqa: PLC0415
+        from octavo.server.connection import make_http_server  # noqa: PLC0415
         from octavo.server.serving import Lifecycle, make_serving  # noqa: PLC0415
 
         lifecycle = Lifecycle(self._server)
-        http = _HttpServer(
-            uvicorn.Config(
-                build_app(lifecycle),
-                http=Connection,
-                log_level=self._server.uvicorn_log_level,
-                lifespan="off",
-                server_header=False,
-                timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=FLUSH_S,
-            )
-        )
+        http = make_http_server(build_app(lifecycle), self._server.uvicorn_log_level)
         answering = asyncio.create_task(http.serve([self._sock]), name="http")
         try:
             await _first(loading, answering, self._stop.wait())

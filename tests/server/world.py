@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import uvicorn
 import zmq
 
 from octavo.config import EngineConfig, ServerConfig
@@ -24,7 +23,8 @@ from octavo.engine.client import ProcessClient
 from octavo.engine.core_process import EngineProcess
 from octavo.engine.resolve import make_config
 from octavo.server.app import build_app
-from octavo.server.connection import Connection, listen
+from octavo.server.connection import HttpServer, make_http_server
+from octavo.server.listening import listen
 from octavo.server.serving import Lifecycle, make_serving
 
 TIMEOUT_S = 30.0
@@ -145,7 +145,8 @@ class World:
         """Until nothing runs, waits or holds pages; fails if that takes longer."""
         wait_for(
             lambda: all(
-                self.gauge(name) == 0 for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+                self.gauge(name) == 0
+                for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
             ),
             timeout_s,
         )
@@ -206,7 +207,7 @@ def serve_app(folder: Path, server: ServerConfig | None = None, **options: Any) 
     config = make_config(**{"model": str(folder), "served_model_name": ("test",), **defaults, **options})
     server = server or ServerConfig(disable_log_stats=True)
     with listen("127.0.0.1", 0) as sock:
-        started: Future[tuple[AsyncLLM, Lifecycle, asyncio.AbstractEventLoop, uvicorn.Server]] = Future()
+        started: Future[tuple[AsyncLLM, Lifecycle, asyncio.AbstractEventLoop, HttpServer]] = Future()
         thread = threading.Thread(
             target=lambda: asyncio.run(_serve(config, server, sock, started)), name="test-server", daemon=True
         )
@@ -231,11 +232,7 @@ async def _serve(config: EngineConfig, server: ServerConfig, sock: Any, started:
         await engine.start()
         lifecycle = Lifecycle(server)
         lifecycle.ready(make_serving(engine, server))
-        http = uvicorn.Server(
-            uvicorn.Config(
-                build_app(lifecycle), http=Connection, lifespan="off", log_level="error", timeout_graceful_shutdown=2
-            )
-        )
+        http = make_http_server(build_app(lifecycle), "error")
     except BaseException as err:
         started.set_exception(err)
         raise
