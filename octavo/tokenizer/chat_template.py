@@ -7,7 +7,8 @@ a sandbox, with a limit on time and on the size of the text. What a message look
 Rules:
 * Special tokens are the template's business: the text is encoded without adding BOS again.
 * Content made of parts is given to the template as it is if the template iterates over parts, else as one string.
-* `continue_final_message` ends the prompt with exactly the content of the last message, trailing blanks included.
+* `continue_final_message` ends the prompt with exactly the content of the last message, trailing blanks included,
+  whether or not the template trims a finished message. (Blanks before the text are the template's to trim.)
 """
 
 import json
@@ -104,7 +105,7 @@ class ChatTemplate:
         variables["tools"] = _plain("tools", tools)
         variables["documents"] = _plain("documents", documents)
         variables["add_generation_prompt"] = add_generation_prompt
-        text = template.render(template.shaped(conversation), variables)
+        text = template.render(template.shaped(conversation), variables, MAX_SECONDS)
         return _cut_at_mark(text) if continue_final_message else text
 
     def _choose(self, tools: Sequence[Mapping[str, Any]] | None) -> "_Compiled":
@@ -127,7 +128,7 @@ class _Compiled:
         self._template = _ENVIRONMENT.from_string(source)
         self._special_tokens = dict(special_tokens)
         self._roles_with_parts: dict[str, bool] = {}
-        self._takes_text = self._probe("user", _PROBE) is not None or not self._takes_parts("user")
+        self._takes_text = self._comes_through("user", _PROBE) or not self._takes_parts("user")
 
     def shaped(self, conversation: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The conversation with every content in a form the template can read."""
@@ -142,29 +143,27 @@ class _Compiled:
         return joined_parts(message)
 
     def _takes_parts(self, role: str) -> bool:
-        """Whether content made of parts, in a message of this role, comes out as its text."""
+        """Whether all of a content made of parts, in a message of this role, comes out as its text."""
         if role not in self._roles_with_parts:
-            as_text, as_parts = self._probe(role, _PROBE), self._probe(role, [{"type": "text", "text": _PROBE}])
-            dumped = as_parts is None or any(sign in as_parts for sign in ("'type': 'text'", '"type": "text"'))
-            self._roles_with_parts[role] = not dumped and as_text in (as_parts, None)
+            parts = [{"type": "text", "text": _PROBE}, {"type": "text", "text": _PROBE}]
+            self._roles_with_parts[role] = self._comes_through(role, parts)
         return self._roles_with_parts[role]
 
-    def _probe(self, role: str, content: Any) -> str | None:
-        """The text of the smallest conversation with this content, or None if the content does not come through."""
+    def _comes_through(self, role: str, content: str | list[dict[str, str]]) -> bool:
+        """Whether the smallest conversation with this content renders, and holds its texts and not its structure."""
         message, user = {"role": role, "content": content}, {"role": "user", "content": content}
-        conversation = {"user": [user], "system": [message, user], "assistant": [user, message]}.get(role)
-        if conversation is None:
-            return None
+        conversation = {"user": [user], "system": [message, user], "assistant": [user, message]}.get(role, [])
         variables = {"tools": None, "documents": None, "add_generation_prompt": False}
         try:
             text = self.render(conversation, variables, PROBE_SECONDS)
         except ClientError:
-            return None
-        return text if _PROBE in text else None
+            return False
+        if isinstance(content, str):
+            return text.count(_PROBE) == len(conversation) > 0
+        dumped = "'type': 'text'" in text or '"type": "text"' in text
+        return not dumped and text.count(_PROBE) == len(conversation) * len(content) > 0
 
-    def render(
-        self, conversation: list[dict[str, Any]], variables: dict[str, Any], seconds: float = MAX_SECONDS
-    ) -> str:
+    def render(self, conversation: list[dict[str, Any]], variables: dict[str, Any], seconds: float) -> str:
         """Run the template within its limits."""
         token = _DEADLINE.set(time.monotonic() + seconds)
         try:

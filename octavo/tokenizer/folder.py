@@ -1,8 +1,9 @@
 """Tokenizer files of a Transformers folder.
 
-tokenizer.json is taken as it is, since it is what the model's authors published; add_bos_token and add_eos_token of
-tokenizer_config.json win over its post-processor, as in Transformers. A folder without it (tokenizer.model, vocab.json
-with merges.txt, ...) is converted by Transformers.
+tokenizer.json is taken as it is, since it is what the model's authors published: its post-processor decides about BOS,
+not `add_bos_token` of tokenizer_config.json (as in Transformers), and its normalizer and pre-tokenizer stay
+(Transformers rebuilds those of some classes). A folder without it (tokenizer.model, vocab.json with merges.txt, ...)
+is converted by Transformers.
 """
 
 import json
@@ -13,7 +14,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from octavo.errors import ModelError
-from octavo.tokenizer.parts import SPECIAL_NAMES, TokenizerParts, mark_special, surround
+from octavo.tokenizer.parts import SPECIAL_NAMES, TokenizerParts, mark_special
 
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
@@ -37,10 +38,6 @@ def read_folder(folder: Path) -> TokenizerParts:
     texts = {name: _text(named[name]) for name in SPECIAL_NAMES if named.get(name)}
     special_tokens = {name: text for name, text in texts.items() if backend.token_to_id(text) is not None}
     mark_special(backend, special_tokens)
-    if "add_bos_token" in config or "add_eos_token" in config:
-        bos = special_tokens.get("bos_token") if config.get("add_bos_token") else None
-        eos = special_tokens.get("eos_token") if config.get("add_eos_token") else None
-        surround(backend, bos, eos)
     return TokenizerParts(backend, special_tokens, _chat_templates(folder, config))
 
 
