@@ -4,6 +4,7 @@ process is a thread instead, which costs milliseconds to start where a process i
 
 import asyncio
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -121,6 +122,19 @@ class World:
                 elif line:
                     yield strict_json(line.removeprefix("data: "))
             assert done, "the stream ended without [DONE]"
+
+    @contextmanager
+    def send_and_hold(self, path: str, **body: Any) -> Iterator[socket.socket]:
+        """Send a request and read nothing; the connection is closed at the end."""
+        address = httpx.URL(self.url)
+        assert address.port is not None
+        data = json.dumps(body).encode()
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+        )
+        with socket.create_connection((address.host, address.port)) as sock:
+            sock.sendall(head.encode() + data)
+            yield sock
 
     def stream_complete(self, prompt: Any, **body: Any) -> list[Any]:
         """Chunks of /v1/completions."""
