@@ -312,9 +312,9 @@ def test_beams_are_those_of_a_search_by_hand(llm, reference, penalty):
 
 def test_beams_compute_only_their_own_tokens(llm):
     llm.reset_prefix_cache()
-    before = llm.stats().steps
+    before = llm.stats().step_tokens
     llm.beam_search(prompt_of(200, 3), BeamSearchParams(beam_width=4, max_tokens=6))
-    assert llm.stats().steps - before == 6 and llm.stats().step_tokens == 4
+    assert llm.stats().step_tokens - before == 200 + 5 * 4
 
 
 # ---------------------------------------------------------------- life
@@ -332,6 +332,26 @@ def test_ctrl_c_ends_the_call_and_the_engine_stays_usable(llm):
     stats = llm.stats()
     assert (stats.num_running, stats.num_waiting, stats.kv_usage) == (0, 0, 0.0)
     assert token_ids(run(llm, "Hello", greedy())[0]) == expected
+
+
+def test_a_forward_pass_that_fails_costs_only_its_own_requests(make_llm, llm, monkeypatch):
+    unlucky = make_llm(max_num_seqs=2)
+    prompts = [prompt_of(30 + i) for i in range(5)]
+    expected = [token_ids(run(llm, prompt, greedy())[0]) for prompt in prompts]
+    model = unlucky._client._core.executor._worker._model
+    forward, calls = model.forward, iter(range(1000))
+
+    def fail_once(batch):
+        if next(calls) == 3:
+            raise RuntimeError("out of memory")
+        return forward(batch)
+
+    monkeypatch.setattr(model, "forward", fail_once)
+    outputs = run(unlucky, prompts, greedy())
+    assert [output.outputs[0].finish_reason for output in outputs] == ["error"] * 2 + ["length"] * 3
+    assert "out of memory" in outputs[0].outputs[0].error
+    assert [token_ids(output) for output in outputs[2:]] == expected[2:]
+    assert [token_ids(output) for output in run(unlucky, prompts, greedy())] == expected
 
 
 def test_threads_share_an_engine(llm):

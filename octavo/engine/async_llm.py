@@ -241,6 +241,9 @@ class AsyncLLM:
         except OctavoError as err:
             logger.error("%s", err)
             self._fail(EngineDeadError(str(err)))
+        except Exception as err:  # without a reader nobody would ever be answered
+            logger.exception("the engine's messages cannot be read")
+            self._fail(EngineDeadError(f"the engine's messages cannot be read: {type(err).__name__}: {err}"))
 
     async def _process(self, outputs: list[EngineOutput]) -> None:
         for start in range(0, len(outputs), OUTPUTS_PER_TURN):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 from octavo.engine.input_processor import Submission
 from octavo.errors import ClientError, EngineError, OctavoError
+from octavo.logging import get_logger
 from octavo.messages import EngineOutput, EngineRequest, PositionLogprobs, PromptLogprobs
 from octavo.outputs import (
     CompletionOutput,
@@ -19,6 +20,8 @@ from octavo.outputs import (
 from octavo.sampling_params import SamplingParams
 from octavo.tokenizer.detokenizer import Detokenizer
 from octavo.tokenizer.tokenizer import Tokenizer
+
+logger = get_logger(__name__)
 
 
 def token_logprobs(position: PositionLogprobs, tokenizer: Tokenizer) -> TokenLogprobs:
@@ -46,8 +49,6 @@ class SampleState:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.error: str | None = None
-        self.num_preemptions = 0
-        self.changed = False
         self._tokenizer = tokenizer
         self._detokenizer: Detokenizer | None = None
         if params.detokenize:
@@ -62,8 +63,6 @@ class SampleState:
 
     def append(self, output: EngineOutput) -> bool:
         """Take news in. True if a stop string ended the text before the core ended the sequence."""
-        self.changed = True
-        self.num_preemptions = output.num_preemptions
         stop = self._push(output)
         if stop is not None:
             self.finish("stop", stop)
@@ -77,11 +76,15 @@ class SampleState:
 
     def finish(self, reason: FinishReason, stop_reason: int | str | None = None) -> None:
         """End the sample and let out the text that was held back."""
-        self.changed = True
         self.finish_reason, self.stop_reason = reason, stop_reason
         if self._detokenizer is not None:
             self.text += self._detokenizer.delta(True)
             self._detokenizer = None
+
+    def fail(self, error: str) -> None:
+        """End the sample with what there is; its text may be what went wrong."""
+        self.finish_reason, self.error = "error", error
+        self._detokenizer = None
 
     def _push(self, output: EngineOutput) -> str | None:
         """Take new tokens in; those after the one that completes a stop string never were."""
@@ -135,11 +138,14 @@ class RequestState:
             self.prompt_logprobs = [None] * len(submission.prompt_token_ids)
         self.num_cached_tokens = 0
         self.metrics = RequestMetrics(arrival_time_s=submission.arrival_time_s)
+        self._tokenizer = tokenizer
+        self._num_open = len(self.samples)
+        self._changed: dict[int, SampleState] = {}
 
     @property
     def finished(self) -> bool:
         """Whether nothing more will come."""
-        return self.metrics.finished_time_s > 0.0
+        return self._num_open == 0
 
     @property
     def error(self) -> OctavoError | None:
@@ -147,35 +153,38 @@ class RequestState:
         message = next((sample.error for sample in self.samples if sample.error is not None), None)
         return self.failure or (EngineError(message) if message is not None else None)
 
-    def append(self, sample: SampleState, output: EngineOutput, tokenizer: Tokenizer) -> bool:
+    def append(self, sample: SampleState, output: EngineOutput) -> bool:
         """Take news of one sample in. True if the core must be told to end it."""
         if output.prompt_logprobs is not None and self.prompt_logprobs is not None:
-            self._place(output.prompt_logprobs, self.prompt_logprobs, tokenizer)
-        self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens if sample.index == 0 else 0)
-        if output.new_token_ids and not sample.token_ids:
-            self._note_first_token(output)
+            self._place(output.prompt_logprobs, self.prompt_logprobs)
+        if sample.index == 0:
+            self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
+        if output.new_token_ids and self.metrics.first_token_time_s == 0.0:
+            self.metrics.scheduled_time_s = output.scheduled_time_s
+            self.metrics.first_token_time_s = output.first_token_time_s
+        self.metrics.num_preemptions += output.num_preemptions
         must_abort = sample.append(output)
-        self.metrics.num_preemptions = sum(s.num_preemptions for s in self.samples)
-        self.close_if_done()
+        self.note_change(sample)
         return must_abort
 
-    def close_if_done(self) -> None:
-        """Note the end once no sample is open."""
-        if all(sample.finish_reason is not None for sample in self.samples):
-            self.metrics.finished_time_s = time.monotonic()
+    def note_change(self, sample: SampleState) -> None:
+        """A sample has news, perhaps its last."""
+        self._changed[sample.index] = sample
+        if sample.finish_reason is not None:
+            self._num_open -= 1
+            if self._num_open == 0:
+                self.metrics.finished_time_s = time.monotonic()
 
     def take(self) -> RequestOutput:
         """The request so far, with the samples that changed since the last time."""
-        changed = [sample for sample in self.samples if sample.changed]
-        for sample in changed:
-            sample.changed = False
-        return self._output(changed)
+        changed, self._changed = self._changed, {}
+        return self._output(changed.values())
 
     def result(self) -> RequestOutput:
         """The request so far, with all samples."""
         return self._output(self.samples)
 
-    def _output(self, samples: list[SampleState]) -> RequestOutput:
+    def _output(self, samples: Iterable[SampleState]) -> RequestOutput:
         return RequestOutput(
             request_id=self.submission.request_id,
             prompt=self.submission.prompt,
@@ -187,17 +196,10 @@ class RequestState:
             num_cached_tokens=self.num_cached_tokens,
         )
 
-    def _note_first_token(self, output: EngineOutput) -> None:
-        metrics = self.metrics
-        if metrics.first_token_time_s == 0.0:
-            metrics.scheduled_time_s = output.scheduled_time_s
-            metrics.first_token_time_s = output.first_token_time_s
-
-    @staticmethod
-    def _place(news: PromptLogprobs, into: list[TokenLogprobs | None], tokenizer: Tokenizer) -> None:
+    def _place(self, news: PromptLogprobs, into: list[TokenLogprobs | None]) -> None:
         """By position, so that a prompt computed twice (after a preemption) is reported once."""
         for offset, position in enumerate(news.positions):
-            into[news.start + offset] = token_logprobs(position, tokenizer)
+            into[news.start + offset] = token_logprobs(position, self._tokenizer)
 
 
 class OutputProcessor:
@@ -238,7 +240,14 @@ class OutputProcessor:
             state, sample = self._sequences.get(output.request_id, (None, None))
             if state is None or sample is None:
                 continue
-            if state.append(sample, output, self._tokenizer):
+            try:
+                must_abort = state.append(sample, output)
+            except Exception as err:  # a fault of ours with one request's text must not end the others
+                logger.exception("request %s failed", state.submission.request_id)
+                state.failure = EngineError(f"the answer could not be decoded: {type(err).__name__}: {err}")
+                to_abort += self._end(state, "error")
+                continue
+            if must_abort:
                 to_abort.append(output.request_id)
             if sample.finish_reason is not None:
                 del self._sequences[output.request_id]
@@ -275,10 +284,12 @@ class OutputProcessor:
     def _end(self, state: RequestState, reason: FinishReason) -> list[str]:
         ended = [sample for sample in state.samples if sample.finish_reason is None]
         for sample in ended:
-            sample.error = None if state.failure is None else str(state.failure)
-            sample.finish(reason)
+            if state.failure is None:
+                sample.finish(reason)
+            else:
+                sample.fail(str(state.failure))
+            state.note_change(sample)
             del self._sequences[sample.engine_id]
-        state.close_if_done()
         del self._requests[state.submission.request_id]
         state.on_news()
         return [sample.engine_id for sample in ended]

@@ -163,6 +163,15 @@ def test_every_open_request_fails_with_an_error_of_its_own_when_the_engine_is_lo
     assert all(state.result().outputs[0].finish_reason == "error" for state in states)
 
 
+def test_a_fault_in_one_answer_leaves_the_others_alone(desk, monkeypatch):
+    bad, good = desk.open("bad", n=2), desk.open("good")
+    monkeypatch.setattr(bad.samples[0], "_detokenizer", object())
+    assert desk.say("x", "bad#0") == ["bad#0", "bad#1"]
+    desk.say("x", "good", finish_reason="length")
+    assert isinstance(bad.error, EngineError) and "could not be decoded" in bad.result().outputs[1].error
+    assert bad.finished and good.result().outputs[0].text == "x" and len(desk.outputs) == 0
+
+
 def test_times_and_cached_tokens_are_those_of_the_first_news(desk):
     state = desk.open()
     desk.say("a", scheduled_time_s=1.0, first_token_time_s=2.0, num_cached_tokens=16)
