@@ -76,7 +76,10 @@ class NewRow(msgspec.Struct, kw_only=True):
 
 
 class BlockCopy(msgspec.Struct, array_like=True):
-    """Copy page `src` to page `dst` of KV group `group` before the step runs (copy-on-write)."""
+    """Copy page `src` to page `dst` of KV group `group` before the step runs (copy-on-write).
+
+    Copies are made in order: the target of one may be the source of a later one.
+    """
 
     group: int
     src: int
@@ -194,6 +197,9 @@ class SchedulerStats(msgspec.Struct, kw_only=True):
         kv_peak_blocks: most pages of group 0 in use at once.
         kv_peak_waste: `kv_waste` at the moment of `kv_peak_blocks`.
         peak_running: most sequences that held pages at once.
+        prompt_tokens, prompt_tokens_cached: of prompts at their first admission; forks are not counted again.
+        prefix_cache_queries, prefix_cache_hits: tokens, of the same prompts.
+        step_tokens: tokens computed in all steps, recomputed ones included.
     """
 
     num_running: int = 0

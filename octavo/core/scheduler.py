@@ -132,7 +132,7 @@ class Scheduler:
         step = Step(self._token_budget)
         self._schedule_running(step)
         # Whoever came in now would take the pages that another was just preempted for.
-        if self.waiting and not step.preempted:
+        if self.waiting and len(self.running) < self._max_running and not step.preempted:
             self._schedule_waiting(step)
         return self._emit(step)
 
@@ -296,7 +296,7 @@ class Scheduler:
     def _note_step(self, num_tokens: int) -> None:
         stats, num_used_blocks = self._stats, self._kv.pools[0].num_used
         stats.steps += 1
-        stats.step_tokens = num_tokens
+        stats.step_tokens += num_tokens
         stats.peak_running = max(stats.peak_running, len(self.running) + len(self._held))
         if num_used_blocks > stats.kv_peak_blocks:
             stats.kv_peak_blocks = num_used_blocks

@@ -130,6 +130,26 @@ def test_a_hit_needs_every_page_of_full_groups_and_the_last_window_of_sliding_on
     assert prefix.block_ids == [[-1] * 6 + request.block_table.groups[0][6:7], request.block_table.groups[1][:7]]
 
 
+@pytest.mark.parametrize("block_size", [1, 2, 4])
+@pytest.mark.parametrize("window", range(1, 10))
+def test_a_hit_brings_exactly_the_pages_that_the_next_query_sees(window, block_size):
+    kv = make_manager(sliding(window), num_blocks=64, block_size=block_size)
+    admit(kv, new(TOKENS[:25]))
+    num_tokens, (table,), _ = kv.get_computed_blocks(new(TOKENS[:25]))
+    seen = {position // block_size for position in range(max(0, num_tokens - window + 1), num_tokens)}
+    assert num_tokens == 24
+    assert {index for index, block_id in enumerate(table) if block_id >= 0} == seen and len(table) == 24 // block_size
+
+
+@pytest.mark.parametrize("num_common", [1, 5, 8, 9])
+def test_a_fork_shares_no_more_than_the_tokens_both_have(num_common):
+    kv = make_manager(FULL, caching=False)
+    parent, child = new(TOKENS[:12]), new([*TOKENS[:num_common], 99, 98])
+    admit(kv, parent)
+    child.num_common_tokens = num_common
+    assert kv.fork(parent, child).num_tokens == num_common
+
+
 def test_a_gap_in_the_window_shortens_the_hit_to_where_a_window_is_whole():
     kv = make_manager(sliding(9), FULL, num_blocks=16)
     request = new(TOKENS[:32])

@@ -414,6 +414,7 @@ def test_times_and_cached_tokens_come_with_the_first_token():
     stats = world.scheduler.stats()
     assert (stats.prompt_tokens, stats.prompt_tokens_cached) == (20, 8)
     assert (stats.prefix_cache_queries, stats.prefix_cache_hits, stats.generation_tokens) == (20, 8, 4)
+    assert (stats.steps, stats.step_tokens) == (4, 10 + 1 + 2 + 1)
 
 
 # ---------------------------------------------------------------- forks
@@ -450,6 +451,18 @@ def test_a_lone_long_prompt_is_not_slowed_by_its_own_forks():
     prompt = make_request("p", 30).prompt_token_ids
     world.add(make_request("p", prompt), make_request("p#1", prompt, sample_index=1, fork_of="p"))
     assert [world.step().num_tokens for _ in range(2)] == [[8], [8]]
+
+
+def test_a_fork_of_a_fork_that_came_in_a_moment_ago_copies_what_that_one_will_hold():
+    world = make_world(caching=False)
+    prompt = make_request("p", 6).prompt_token_ids
+    world.add(make_request("p", prompt))
+    world.step()
+    world.add(make_request("p#1", prompt, sample_index=1, fork_of="p"))
+    world.add(make_request("p#2", prompt, sample_index=2, fork_of="p#1"))
+    first, second = world.step().block_copies
+    assert second.src == first.dst
+    finish(world)
 
 
 @pytest.mark.parametrize("trouble", ["abort", "preempt", "salt", "unknown"])

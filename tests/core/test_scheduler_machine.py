@@ -1,4 +1,4 @@
-"""Random lives of a scheduler: whatever arrives, whenever it is aborted or forked, every request says what it says alone.
+"""Random lives of a scheduler: whatever comes, is forked, fails or is aborted, every request says what it says alone.
 
 OCTAVO_TEST_EXAMPLES sets how many lives are tried (a nightly run takes thousands).
 """
@@ -15,7 +15,7 @@ from octavo.messages import EngineRequest
 from tests.core.invariants import check_scheduler
 from tests.core.worlds import FULL, VOCAB_SIZE, make_request, make_world, sliding
 
-NUM_EXAMPLES = int(os.environ.get("OCTAVO_TEST_EXAMPLES", "120"))
+NUM_EXAMPLES = int(os.environ.get("OCTAVO_TEST_EXAMPLES", "200"))
 
 STEMS = [[2 + (7 * stem + 3 * i) % (VOCAB_SIZE - 2) for i in range(40)] for stem in range(3)]
 """Prompts begin like one of these, so that prefixes are shared."""
@@ -27,10 +27,24 @@ PROMPTS = st.builds(
     st.lists(st.integers(2, VOCAB_SIZE - 1), max_size=3),
 )
 
+ARRIVALS = st.fixed_dictionaries(
+    {
+        "prompt": PROMPTS,
+        "max_tokens": st.sampled_from([None, 0, 3, 4, 5, 9]),
+        "min_tokens": st.sampled_from([0, 0, 2]),
+        "stop_token_ids": st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=4),
+        "ignore_eos": st.booleans(),
+        "prompt_logprobs": st.sampled_from([None, None, None, 1]),
+        "priority": st.integers(0, 2),
+        "cache_salt": st.sampled_from([None, None, "a"]),
+        "hold": st.booleans(),
+    }
+).filter(lambda options: options["max_tokens"] != 0 or options["min_tokens"] == 0)
+
 WORLDS = st.fixed_dictionaries(
     {
         "groups": st.sampled_from([(FULL,), (sliding(5),), (sliding(4), FULL), (FULL, sliding(1), sliding(7))]),
-        "num_blocks": st.integers(3, 16),
+        "num_blocks": st.one_of(st.integers(3, 16), st.just(40)),
         "block_size": st.sampled_from([1, 2, 4]),
         "caching": st.booleans(),
         "token_budget": st.sampled_from([1, 3, 8, 50]),
@@ -69,21 +83,10 @@ class SchedulerLife(RuleBasedStateMachine):
     def new_id(self) -> str:
         return f"r{len(self.world.requests)}"
 
-    @rule(
-        prompt=PROMPTS,
-        max_tokens=st.sampled_from([None, 0, 1, 2, 3, 5, 9]),
-        stops=st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=4),
-        ignore_eos=st.booleans(),
-        min_tokens=st.integers(0, 3),
-        prompt_logprobs=st.sampled_from([None, None, None, 1]),
-        priority=st.integers(0, 2),
-        cache_salt=st.sampled_from([None, None, "a"]),
-        hold=st.booleans(),
-    )
-    def add(self, prompt: list[int], max_tokens: int | None, min_tokens: int, **options: object) -> None:
-        min_tokens = min(min_tokens, 3 if max_tokens is None else max_tokens)
-        options["stop_token_ids"] = options.pop("stops")
-        self.submit(make_request(self.new_id(), prompt, max_tokens, min_tokens=min_tokens, seed=5, **options))
+    @rule(arrivals=st.lists(ARRIVALS, min_size=1, max_size=5))
+    def add(self, arrivals: list[dict[str, object]]) -> None:
+        for options in arrivals:
+            self.submit(make_request(self.new_id(), seed=5, **options))
 
     @precondition(lambda self: self.live())
     @rule(data=st.data(), count=st.integers(1, 3), hold=st.booleans())
@@ -117,8 +120,8 @@ class SchedulerLife(RuleBasedStateMachine):
             busy = self.world.scheduler.has_unfinished()
             assert bool(self.world.step().rows) == busy, "a step does something exactly when there is something to do"
 
-    @rule(data=st.data(), fail=st.booleans())
-    def step_with_trouble(self, data: st.DataObject, fail: bool) -> None:
+    @rule(data=st.data(), trouble=st.sampled_from(["none", "none", "abort", "fail"]))
+    def step_with_trouble(self, data: st.DataObject, trouble: str) -> None:
         """While the step runs, one request is aborted; or a row fails."""
         world = self.world
         plan = world.scheduler.schedule()
@@ -126,9 +129,9 @@ class SchedulerLife(RuleBasedStateMachine):
             return
         world.plans.append(plan)
         result = world.worker.run(plan)
-        if fail:
+        if trouble == "fail":
             result.errors[data.draw(st.sampled_from(plan.rows))] = "no token left to sample"
-        else:
+        elif trouble == "abort":
             world.abort(data.draw(st.sampled_from(self.live())))
         world.take(world.scheduler.update_from_output(plan, result))
 
@@ -192,7 +195,7 @@ class SchedulerLife(RuleBasedStateMachine):
 TestSchedulerLife = SchedulerLife.TestCase
 TestSchedulerLife.settings = settings(
     max_examples=NUM_EXAMPLES,
-    stateful_step_count=30,
+    stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )

@@ -1,7 +1,7 @@
 """A worker and a model made of integers, to judge the core by what comes out.
 
 The model has one layer per KV group. At each position a layer writes a value to its page and reads, through the block
-table, every value its window sees; its output is a hash of those and feeds the next layer, the last one picks the token.
+table, every value its window sees; its output is a hash of those and feeds the next layer; the last picks the token.
 So a token depends on the content of every page the request may see, and a page that is shared, copied, evicted, zeroed
 or let go wrongly changes the answer. `oracle` computes the same without pages.
 """
