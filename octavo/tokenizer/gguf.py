@@ -27,8 +27,8 @@ from octavo.tokenizer.spelling import SPACE
 
 logger = get_logger(__name__)
 
-CONTROL, USER_DEFINED = 3, 4
-"""Values of `tokenizer.ggml.token_type` that are matched whole in text; control tokens are also special."""
+NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
+"""Values of `tokenizer.ggml.token_type`. The last two are matched whole in text; control tokens are also special."""
 
 _ROLES = {
     "bos_token": "bos_token_id",
@@ -38,7 +38,8 @@ _ROLES = {
     "pad_token": "padding_token_id",
     "mask_token": "mask_token_id",
 }
-_SENTENCEPIECE_IDS = {"bos_token": 1, "eos_token": 2, "unk_token": 0}
+_SENTENCEPIECE_ROLES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+"""For files that do not say."""
 
 
 def read_gguf(path: str | os.PathLike[str]) -> TokenizerParts:
@@ -69,8 +70,9 @@ class _Metadata:
     def __init__(self, path: str, metadata: dict[str, Any]) -> None:
         self.path = path
         self.metadata = metadata
-        self.tokens: list[str] = self._array("tokens", str)
-        self.types: list[int] = self._array("token_type", int, optional=True) or [1] * len(self.tokens)
+        texts: list[str] = self._array("tokens", str)
+        self.tokens = [text or f"[EMPTY_{token_id}]" for token_id, text in enumerate(texts)]  # llama.cpp's name for it
+        self.types: list[int] = self._array("token_type", int, optional=True) or [NORMAL] * len(texts)
         if not self.tokens or len(self.types) != len(self.tokens):
             raise self._error(f"{len(self.tokens)} tokens and {len(self.types)} token types; both must be there")
 
@@ -79,9 +81,11 @@ class _Metadata:
         kind = self._get("model")
         if kind == "gpt2":
             recipe = self._recipe()
-            return self._finish(self._byte_level(recipe), adds_bos=recipe.adds_bos, default_ids={})
+            return self._finish(self._byte_level(recipe), adds_bos=recipe.adds_bos, defaults={})
         if kind == "llama":
-            return self._finish(self._sentencepiece(), adds_bos=True, default_ids=_SENTENCEPIECE_IDS)
+            if self._get("pre", default="default") != "default":
+                raise self._unknown_pre(["default"])
+            return self._finish(self._sentencepiece(), adds_bos=True, defaults=_SENTENCEPIECE_ROLES)
         raise self._error(
             f"tokenizer.ggml.model is {kind!r}; gpt2 (byte-level BPE) and llama (SentencePiece) are supported. "
             "Pass --tokenizer with the folder of the original model"
@@ -97,10 +101,7 @@ class _Metadata:
             )
             name = "default"
         if name not in RECIPES:
-            raise self._error(
-                f"tokenizer.ggml.pre is {name!r}, which is unknown, and a guess would change every prompt; "
-                f"pass --tokenizer with the folder of the original model. Known: {', '.join(sorted(RECIPES))}"
-            )
+            raise self._unknown_pre(sorted(RECIPES))
         return RECIPES[name]
 
     def _byte_level(self, recipe: Recipe) -> Backend:
@@ -113,14 +114,13 @@ class _Metadata:
         return backend
 
     def _sentencepiece(self) -> Backend:
-        scores = np.array(self._array("scores", float), np.float64)
+        scores = np.array(self._array("scores", float, int), np.float64)
         if len(scores) != len(self.tokens):
             raise self._error(f"{len(self.tokens)} tokens but {len(scores)} scores")
         architecture = str(self.metadata.get("general.architecture"))
         if architecture.startswith("gemma"):
-            # Runs of spaces are stored as such but looked up as U+2581, and ids, not scores, follow the merge order.
-            self.tokens = [SPACE * len(token) if token.strip(" ") == "" else token for token in self.tokens]
-            scores = -np.arange(len(self.tokens), dtype=np.float64)
+            self._spell_gemma_spaces()
+            scores = -np.arange(len(self.tokens), dtype=np.float64)  # ids, not scores, follow the merge order
         backend = self._bpe(merges_of(self.tokens, scores), byte_fallback=True, fuse_unk=True)
         prefix = bool(self._get("add_space_prefix", default=not architecture.startswith("gemma")))
         if architecture == "phi3" and prefix:
@@ -135,6 +135,12 @@ class _Metadata:
         )
         return backend
 
+    def _spell_gemma_spaces(self) -> None:
+        """Runs of spaces are stored as user-defined tokens made of spaces, but the text they meet has U+2581."""
+        for token_id, token in enumerate(self.tokens):
+            if not token.strip(" "):
+                self.tokens[token_id], self.types[token_id] = SPACE * len(token), NORMAL
+
     def _bpe(self, merges: list[tuple[str, str]], **options: bool) -> Backend:
         vocabulary = {token: token_id for token_id, token in enumerate(self.tokens)}
         if len(vocabulary) != len(self.tokens):
@@ -147,9 +153,9 @@ class _Metadata:
         except Exception as err:  # the library raises nothing narrower
             raise self._error(f"tokens and merges do not fit: {err}") from err
 
-    def _finish(self, backend: Backend, *, adds_bos: bool, default_ids: dict[str, int]) -> TokenizerParts:
+    def _finish(self, backend: Backend, *, adds_bos: bool, defaults: dict[str, str]) -> TokenizerParts:
         """Add special tokens, and BOS and EOS around prompts."""
-        special_tokens = self._special_tokens(default_ids)
+        special_tokens = {role: token for role, token in (defaults | self._roles()).items() if token in self.tokens}
         backend.add_special_tokens(self._added(CONTROL))
         backend.add_tokens(self._added(USER_DEFINED))
         mark_special(backend, special_tokens)
@@ -162,13 +168,13 @@ class _Metadata:
         return [
             AddedToken(token, normalized=False, special=token_type == CONTROL)
             for token, kind in zip(self.tokens, self.types, strict=True)
-            if kind == token_type and not (token_type == USER_DEFINED and token.strip(SPACE) == "")
+            if kind == token_type
         ]
 
-    def _special_tokens(self, default_ids: dict[str, int]) -> dict[str, str]:
+    def _roles(self) -> dict[str, str]:
         found: dict[str, str] = {}
         for role, key in _ROLES.items():
-            token_id = self._get(key, default=default_ids.get(role))
+            token_id = self._get(key)
             if token_id is None or token_id in (-1, 0xFFFFFFFF):  # both are written for "none"
                 continue
             if not isinstance(token_id, int) or not 0 <= token_id < len(self.tokens):
@@ -189,13 +195,19 @@ class _Metadata:
     def _get(self, key: str, default: Any = None) -> Any:
         return self.metadata.get(f"tokenizer.ggml.{key}", default)
 
-    def _array(self, key: str, kind: type, *, optional: bool = False) -> list[Any]:
+    def _array(self, key: str, *kinds: type, optional: bool = False) -> list[Any]:
         found = self._get(key)
         if found is None and optional:
             return []
-        if not isinstance(found, list) or not all(isinstance(item, kind) for item in found):
-            raise self._error(f"tokenizer.ggml.{key} must be an array of {kind.__name__}, not {type(found).__name__}")
+        if not isinstance(found, list) or not all(isinstance(item, kinds) for item in found):
+            raise self._error(f"tokenizer.ggml.{key} must be an array of {kinds[0].__name__}")
         return found
+
+    def _unknown_pre(self, known: list[str]) -> ModelError:
+        return self._error(
+            f"tokenizer.ggml.pre is {self._get('pre')!r}, which is unknown for {self._get('model')}, and a guess would "
+            f"change every prompt; pass --tokenizer with the folder of the original model. Known: {', '.join(known)}"
+        )
 
     def _error(self, message: str) -> ModelError:
         return ModelError(f"{self.path}: {message}")

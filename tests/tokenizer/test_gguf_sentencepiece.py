@@ -121,9 +121,13 @@ def test_byte_pieces_are_bytes_and_markers_are_spaces(world):
 
 @pytest.mark.parametrize(
     ("keys", "message"),
-    [({"scores": [0.0]}, "3 tokens but 1 scores"), ({"scores": ["x"] * 3}, "scores must be an array of float")],
+    [
+        ({"scores": [0.0]}, "3 tokens but 1 scores"),
+        ({"scores": ["x"] * 3}, "scores must be an array of float"),
+        ({"scores": [0.0] * 3, "pre": "smollm9"}, "'smollm9', which is unknown for llama.*Known: default"),
+    ],
 )
-def test_inconsistent_scores_are_an_error(keys, message, tmp_path):
+def test_metadata_that_does_not_fit_is_an_error(keys, message, tmp_path):
     path = write_gguf(tmp_path / "t.gguf", model="llama", tokens=["<unk>", "<s>", "</s>"], **keys)
     with pytest.raises(ModelError, match=rf"t\.gguf: .*{message}"):
         load_tokenizer(path)
