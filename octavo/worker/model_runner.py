@@ -17,7 +17,7 @@ from octavo.worker.input_batch import InputBatch
 from octavo.worker.kv_pages import KVPages
 from octavo.worker.logprobs import rank_tokens
 from octavo.worker.rows import Rows
-from octavo.worker.sampler import Sampler
+from octavo.worker.sampler import NOT_FINITE_MESSAGE, Sampler
 from octavo.worker.sampling_state import Uses
 
 MAX_LOGITS = 1 << 24
@@ -126,6 +126,8 @@ class ModelRunner:
                     num_top,
                     normalized=self.sampler.mode.normalized,
                 )
+                if ranked.values.isnan().any():
+                    output.errors[row] = NOT_FINITE_MESSAGE.format(where=f"up to position {positions[-1] + 1}")
                 scored.positions += ranked.positions([num_top] * len(positions))
             output.prompt_logprobs[row] = scored
 

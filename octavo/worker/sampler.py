@@ -26,6 +26,8 @@ from octavo.worker.sampling_state import Edits, SamplingState, Uses
 
 Ints = NDArray[np.int64]
 
+NOT_FINITE_MESSAGE = "the model's logits {where} are not finite (NaN or infinity); check the weights and the dtype"
+
 
 @dataclass(slots=True)
 class Sampled:
