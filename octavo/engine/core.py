@@ -114,6 +114,8 @@ class EngineCore:
         while len(self._in_flight) < DEPTH and (plan := self.scheduler.schedule()).rows:
             self._in_flight.append(InFlight(plan, self._execute(plan)))
         if not self._in_flight:
+            if self.scheduler.has_unfinished():  # better an end than requests that wait for ever
+                self.failure = EngineDeadError("requests are waiting but the scheduler finds none to run")
             return self._emit([])
         plan, result = self._in_flight.popleft()
         outputs = self.scheduler.update_from_output(plan, self._collect(plan, result))

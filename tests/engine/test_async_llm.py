@@ -1,6 +1,7 @@
 import asyncio
 import gc
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -137,6 +138,43 @@ def test_a_cancelled_reader_and_an_abort_both_end_their_requests(make_engine):
                 await cancelled
             await asyncio.sleep(0.2)
             assert engine.stats().num_running == 0 and engine.is_alive
+
+    asyncio.run(run())
+
+
+def test_two_hundred_requests_that_are_left_aborted_or_wrong_end_once_each(make_engine):
+    async def one(engine, i, choose):
+        fate, finals = choose.choice(["stay", "stay", "leave", "cancel", "abort", "wrong"]), 0
+        prompt = [SLOW if choose.random() < 0.2 else 5, *(choose.randrange(3, 40) for _ in range(choose.randrange(30)))]
+        params = SamplingParams(**GREEDY, n=choose.choice([1, 1, 3]), max_tokens=choose.randint(0, 15))
+        if fate == "wrong":
+            params.stop_token_ids = [96]
+        await asyncio.sleep(choose.random())
+        stream = engine.generate(prompt, params, f"r{i}")
+        reading = asyncio.ensure_future(anext(stream))
+        if fate in ("cancel", "abort"):
+            await asyncio.sleep(choose.random() / 20)
+            reading.cancel() if fate == "cancel" else await engine.abort([f"r{i}"])
+        try:
+            finals += (await reading).finished
+            if fate == "leave":
+                await stream.aclose()
+                return "left"
+            async for output in stream:
+                finals += output.finished
+        except (ClientError, asyncio.CancelledError) as err:
+            return type(err).__name__
+        assert finals == 1
+        return "ended"
+
+    async def run():
+        async with make_engine(num_blocks=40, token_budget=32) as engine:
+            choose = random.Random(3)
+            ends = await asyncio.wait_for(asyncio.gather(*(one(engine, i, choose) for i in range(200))), 60)
+            assert {"left", "ClientError", "CancelledError", "ended"} <= set(ends)
+            await asyncio.sleep(0.2)
+            stats = engine.stats()
+            assert (stats.num_running, stats.num_waiting, stats.kv_usage, len(engine._outputs)) == (0, 0, 0.0, 0)
 
     asyncio.run(run())
 

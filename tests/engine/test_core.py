@@ -4,6 +4,7 @@ import pytest
 
 from octavo.engine.core import MAX_FAILED_STEPS
 from octavo.errors import ClientError, EngineDeadError
+from octavo.messages import SchedulerOutput
 from tests.core.worlds import make_request, oracle
 from tests.engine.worlds import CoreWorld
 
@@ -89,6 +90,14 @@ def test_a_request_whose_second_sample_is_refused_leaves_no_first_one_behind():
     with pytest.raises(ClientError, match="in use"):
         world.core.submit([make_request("r#0", 4), make_request("r#0", 4)])
     assert not world.core.has_unfinished()
+
+
+def test_a_scheduler_that_runs_nobody_ends_the_engine_rather_than_spin(monkeypatch):
+    world = CoreWorld()
+    world.core.submit([make_request("r", 4)])
+    monkeypatch.setattr(world.core.scheduler, "schedule", lambda: SchedulerOutput(step=0))
+    world.run(max_steps=2)
+    assert world.reason("r") == "error" and "finds none to run" in world.outputs["r"][-1].error
 
 
 def test_a_closed_core_refuses_to_step():
