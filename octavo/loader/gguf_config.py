@@ -52,6 +52,16 @@ class _Keys:
             raise ModelError(f"{self.path}: metadata key {self.architecture}.{key} is {value!r}, not a count")
         return value
 
+    def head_dim(self) -> int:
+        """Stated, or the hidden values split among the heads."""
+        return self.count("attention.key_length", self.hidden_per_head())
+
+    def hidden_per_head(self) -> int:
+        hidden, heads = self.count("embedding_length"), self.count("attention.head_count")
+        if hidden % heads and self.get("attention.key_length") is None:
+            raise ModelError(f"{self.path}: {hidden} hidden values do not split into {heads} heads")
+        return hidden // heads
+
 
 def gguf_config(header: GGUFHeader) -> Config:
     """The normalized config of a GGUF file.
@@ -113,8 +123,6 @@ def _common(keys: _Keys) -> Config:
         raise ModelError(
             f"{keys.path}: tensor 'token_embd.weight' has shape {list(embedding.shape)} but the model is {hidden} wide"
         )
-    if hidden % heads and keys.get("attention.key_length") is None:
-        raise ModelError(f"{keys.path}: {hidden} hidden values do not split into {heads} heads")
     metadata = header.metadata
     return {
         "vocab_size": embedding.shape[0],
@@ -123,7 +131,7 @@ def _common(keys: _Keys) -> Config:
         "num_hidden_layers": keys.count("block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": keys.count("attention.head_count_kv", heads),
-        "head_dim": keys.count("attention.key_length", hidden // heads),
+        "head_dim": keys.head_dim(),
         "max_position_embeddings": keys.count("context_length"),
         "rms_norm_eps": _short_float(keys.number("attention.layer_norm_rms_epsilon")),
         "tie_word_embeddings": "output.weight" not in header.tensors,
@@ -142,11 +150,10 @@ def _llama(keys: _Keys) -> Config:
 
 
 def _granite(keys: _Keys) -> Config:
-    head_dim = keys.count("attention.key_length", keys.count("embedding_length") // keys.count("attention.head_count"))
     return {
         "model_type": "granite",
         **_biases(keys),
-        "attention_multiplier": _short_float(keys.number("attention.scale", head_dim**-0.5)),
+        "attention_multiplier": _short_float(keys.number("attention.scale", keys.head_dim() ** -0.5)),
         "embedding_multiplier": _short_float(keys.number("embedding_scale", 1.0)),
         "residual_multiplier": _short_float(keys.number("residual_scale", 1.0)),
         "logits_scaling": _short_float(keys.number("logit_scale", 1.0)),
@@ -194,12 +201,11 @@ def _gemma(keys: _Keys, pattern: int, wide_layers: int) -> Config:
         pattern: every how many layers one attends to everything.
         wide_layers: depth of the 27B model, the one whose query scale is not its head size.
     """
-    hidden, heads, layers = (keys.count(k) for k in ("embedding_length", "attention.head_count", "block_count"))
-    head_dim = keys.count("attention.key_length", hidden // heads)
+    layers = keys.count("block_count")
     return {
         "hidden_activation": "gelu_pytorch_tanh",
         "attention_bias": False,
-        "query_pre_attn_scalar": hidden // heads if layers == wide_layers else head_dim,
+        "query_pre_attn_scalar": keys.hidden_per_head() if layers == wide_layers else keys.head_dim(),
         "sliding_window": keys.count("attention.sliding_window", 4096),
         "layer_types": _layer_types(keys, layers, pattern),
     }
@@ -231,7 +237,7 @@ def _biases(keys: _Keys) -> Config:
 def _rope(keys: _Keys, default_base: float = 10000.0) -> Config:
     """Rope parameters from `rope.scaling.*`, the older `rope.scale_linear`, or the tensor of explicit divisors."""
     rope: Config = {"rope_type": "default", "rope_theta": _short_float(keys.number("rope.freq_base", default_base))}
-    head_dim = keys.count("attention.key_length", keys.count("embedding_length") // keys.count("attention.head_count"))
+    head_dim = keys.head_dim()
     rotated = keys.count("rope.dimension_count", head_dim)
     if rotated != head_dim:
         rope["partial_rotary_factor"] = rotated / head_dim

@@ -108,8 +108,8 @@ def fill_defaults(text: Mapping[str, Any]) -> Config:
     options = {key: value for key, value in text.items() if key not in ("model_type", "transformers_version")}
     try:
         filled: Config = AutoConfig.for_model(model_type, **options).to_dict()
-    except Exception as err:  # its validators raise many kinds, none of ours
-        raise ModelError(f"config.json does not describe a {model_type!r} model: {err}") from err
+    except Exception as err:  # its validators raise many kinds, none of ours, over several lines
+        raise ModelError(f"config.json does not describe a {model_type!r} model: {' '.join(str(err).split())}") from err
     return filled
 
 

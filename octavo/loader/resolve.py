@@ -5,7 +5,7 @@ A reference is, in this order: an existing folder, a .gguf file, a catalogue nam
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from octavo.config import ModelConfig, ModelSpec
 from octavo.errors import ConfigError, ModelError
@@ -132,7 +132,7 @@ def _spec(
     path: Path,
     hf_config: Config,
     *,
-    stored_format: Any,
+    stored_format: Literal["safetensors", "gguf"],
     eos_token_ids: tuple[int, ...],
     generation_config: dict[str, Any],
     tokenizer: str,
