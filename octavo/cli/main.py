@@ -50,7 +50,8 @@ def run(argv: list[str]) -> int:
     """Run one command line and return its exit code: 0 done, 1 failed, 2 wrong options or model, 130 interrupted."""
     argv = normalize_flags(argv)
     parser = make_parser(argv[0] if argv else None)
-    args, args.foreign = parser.parse_known_args(argv)
+    args, foreign = parser.parse_known_args(argv)
+    args.foreign = foreign
     if args.version:
         print(version("octavo"))
         return 0

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from octavo.cli.options import ENGINE_SECTIONS, add_option_flags, chosen_options
 from octavo.cli.progress import progress_bars
 from octavo.cli.remote import fetch_model_card, stream_events
+from octavo.engine.input_processor import default_sampling_params
 from octavo.llm import LLM
 from octavo.logging import set_level
 from octavo.sampling_params import SamplingParams
@@ -49,11 +50,8 @@ class LocalAnswerer:
         return self._llm.stream(prompt, self._params(sampling))
 
     def _params(self, sampling: dict[str, Any]) -> SamplingParams:
-        params = self._llm.get_default_sampling_params()
-        params.max_tokens = None
-        for name, value in sampling.items():
-            setattr(params, name, value)
-        return params
+        defaults = default_sampling_params(self._llm.config)
+        return SamplingParams(**{**defaults, "max_tokens": None, **sampling})
 
 
 class RemoteAnswerer:
@@ -112,6 +110,6 @@ def open_answerer(args: argparse.Namespace) -> Iterator[Answerer]:
     options = chosen_options(args, ENGINE_SECTIONS, args.foreign)
     options.setdefault("max_num_seqs", 1)
     with progress_bars() as progress:
-        llm = LLM(progress=progress, **options)
+        llm = LLM(progress=progress, **options)  # type: ignore[arg-type]  # checked by the engine
     with llm:
         yield LocalAnswerer(llm)

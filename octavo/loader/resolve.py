@@ -84,6 +84,7 @@ def _gguf_spec(config: ModelConfig, path: Path, tokenizer: str) -> ModelSpec:
     if num_parts != 1:
         raise ModelError(f"{path} is one of {num_parts} parts; merge them with `llama-gguf-split --merge` first")
     derived = gguf_config.gguf_config(header)
+    recommended = dict(CATALOGUE[config.model].sampling) if config.model in CATALOGUE else {}
     hf_config = finish_config(merge_overrides(derived, _overrides(config)), derived["rope_parameters"])
     return _spec(
         config,
@@ -91,7 +92,7 @@ def _gguf_spec(config: ModelConfig, path: Path, tokenizer: str) -> ModelSpec:
         hf_config,
         stored_format="gguf",
         eos_token_ids=gguf_config.eos_token_ids(header),
-        generation_config=gguf_config.generation_config(header),
+        generation_config=recommended | gguf_config.generation_config(header),
         tokenizer=tokenizer,
         checkpoint_dtype=gguf_config.file_type(header),
     )

@@ -13,7 +13,7 @@ class KVPages:
     """Per KV group a pool [L, 2, B, G, block_size, D]: L layers, keys then values, B pages, G KV heads.
 
     Attributes:
-        pools: in the order of the groups; zero at first.
+        pools: in the order of the groups; a page's memory is first touched when it is zeroed on being handed out.
     """
 
     def __init__(
@@ -25,7 +25,7 @@ class KVPages:
         device: torch.device,
     ) -> None:
         self.pools: list[Tensor] = [
-            torch.zeros(
+            torch.empty(
                 (group.num_layers, 2, count, group.num_kv_heads, block_size, group.head_dim), dtype=dtype, device=device
             )
             for group, count in zip(groups, num_blocks, strict=True)
