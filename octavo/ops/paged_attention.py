@@ -165,27 +165,36 @@ def start(folded: Tensor, sinks: Tensor | None) -> Partial:
 
 def partial(folded: Tensor, positions: Tensor, pages: Tensor, table: Tensor, begin: int, scoring: Scoring) -> Partial:
     """Attention to keys begin .. begin + KV_SPLIT - 1, always that many so that a row's sums have one shape."""
+    keys, values = gather(pages[0], table, begin), gather(pages[1], table, begin)
     keys_at = torch.arange(begin, begin + KV_SPLIT, device=folded.device)
-    block_size = pages.shape[3]
-    column = (keys_at // block_size).clamp(max=table.shape[1] - 1)
-    where = (table[:, column].clamp(min=0).long(), keys_at % block_size)  # [R, S], [S]
-    # [R, G, S, D]; contiguous, because the BLAS behind matmul sums strided operands in an order that depends on R.
-    keys, values = (cache.transpose(1, 2)[where].transpose(1, 2).contiguous().float() for cache in pages)
-
     seen = keys_at <= positions.unsqueeze(-1)  # [R, n, S]
     if scoring.window is not None:
         seen &= keys_at > positions.unsqueeze(-1) - scoring.window
     # Slots nobody wrote may hold anything, and 0 x NaN is NaN: masking the weights is not enough.
-    values = values.masked_fill(~seen.any(1)[:, None, :, None], 0.0)
+    values.masked_fill_(~seen.any(1)[:, None, :, None], 0.0)
 
     scores = folded @ keys.transpose(2, 3) * scoring.scale  # [R, G, Q, S]
     if scoring.softcap is not None:
         scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
     hidden = ~seen.repeat(1, folded.shape[2] // seen.shape[1], 1).unsqueeze(1)
-    scores = scores.masked_fill(hidden, float("-inf"))
+    scores.masked_fill_(hidden, float("-inf"))
     maximum = scores.amax(-1, keepdim=True)
     weights = torch.exp(scores - finite(maximum))
     return Partial(maximum, weights.sum(-1, keepdim=True), weights @ values)
+
+
+def gather(cache: Tensor, table: Tensor, begin: int) -> Tensor:
+    """Slots begin .. begin + KV_SPLIT - 1 of each row, from cache [B, G, block, D]: [R, G, KV_SPLIT, D] float32.
+
+    Contiguous, because the BLAS behind matmul sums strided operands in an order that depends on R.
+    """
+    block_size = cache.shape[2]
+    columns = torch.arange(begin // block_size, (begin + KV_SPLIT - 1) // block_size + 1, device=cache.device)
+    block_ids = table[:, columns.clamp(max=table.shape[1] - 1)].clamp(min=0).long()
+    blocks = cache[block_ids].transpose(1, 2)  # [R, G, C, block, D]
+    slots = torch.empty(blocks.shape, dtype=torch.float32, device=cache.device).copy_(blocks).flatten(2, 3)
+    offset = begin % block_size
+    return slots[:, :, offset : offset + KV_SPLIT].contiguous()
 
 
 def merge(left: Partial, right: Partial) -> Partial:

