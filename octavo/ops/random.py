@@ -77,14 +77,14 @@ def philox4x32(counter: Tensor, key: Tensor) -> Tensor:
     """
     column = (2,) + (1,) * (counter.dim() - 1)
     multipliers = torch.tensor(MULTIPLIERS, device=counter.device).view(column)
-    weyl = torch.tensor(WEYL, device=counter.device).view(column)
+    bumps = torch.tensor([[n * weyl for weyl in WEYL] for n in range(ROUNDS)], device=counter.device)
+    round_keys = (key + bumps.view(ROUNDS, *column)) & MASK
     even, odd = counter[0::2], counter[1::2]
-    for _ in range(ROUNDS):
+    for round_key in round_keys.unbind():
         # A product wraps modulo 2^64, so both halves are exact; only what is multiplied next must be 32 bits wide.
         product = (even * multipliers).flip(0)
-        even = (product >> 32).bitwise_xor_(odd).bitwise_xor_(key).bitwise_and_(MASK)
+        even = (product >> 32).bitwise_xor_(odd).bitwise_xor_(round_key).bitwise_and_(MASK)
         odd = product
-        key = (key + weyl) & MASK
     return torch.stack((even, odd & MASK), dim=1).flatten(0, 1)
 
 

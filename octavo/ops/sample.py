@@ -208,20 +208,22 @@ def _nucleus_mass(drawn: Scaled, top_p: Tensor) -> tuple[Tensor, Tensor]:
     """Of the first rows: the sum of exp(distance) over the vocabulary, and a distance below which no token can be in
     the nucleus because all such tokens together have less than 1 - top_p of it. [n] -> [n], [n]
     """
-    logits = drawn.blocks.flatten(1)
-    total, floor = torch.empty_like(drawn.top[: len(top_p)]), torch.empty_like(drawn.top[: len(top_p)])
+    logits, num_rows = drawn.blocks.flatten(1), len(top_p)
+    if num_rows < len(logits):  # else all rows are in order
+        logits = logits[drawn.rows[:num_rows]]
+    total, floor = torch.empty_like(drawn.top[:num_rows]), torch.empty_like(drawn.top[:num_rows])
     step = max(1, CACHED_ELEMENTS // logits.shape[1])
     scratch = torch.empty((2, step, logits.shape[1]), device=logits.device)
-    for start in range(0, len(top_p), step):
-        part = slice(start, min(start + step, len(top_p)))
-        relative, below = scratch[:, : part.stop - start]
-        torch.index_select(logits, 0, drawn.rows[part], out=relative)
-        relative.div_(drawn.temperature[part, None]).sub_(drawn.top[part, None]).exp_()
+    for start in range(0, num_rows, step):
+        part = slice(start, min(start + step, num_rows))
+        relative, clamped = scratch[:, : part.stop - start]
+        torch.div(logits[part], drawn.temperature[part, None], out=relative).sub_(drawn.top[part, None]).exp_()
         spare = relative.sum(-1) * (1.0 - top_p[part]).float() * (1.0 - MARGIN)
         low, high = spare / relative.shape[1], torch.ones_like(spare)
         for _ in range(FLOOR_BISECTIONS):
             middle = (low * high).sqrt_()
-            fits = torch.mul(relative, relative < middle[:, None], out=below).sum(-1) <= spare
+            # No less than the mass below the middle, and much faster to find.
+            fits = torch.minimum(relative, middle[:, None], out=clamped).sum(-1) <= spare
             low, high = torch.where(fits, middle, low), torch.where(fits, high, middle)
         floor[part] = low.log() - MARGIN
         total[part] = tree_sum_(relative)

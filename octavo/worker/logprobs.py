@@ -7,7 +7,7 @@ from torch import Tensor
 
 from octavo.messages import PositionLogprobs
 from octavo.ops.random import BLOCK, natural_log
-from octavo.ops.sample import descending_key, into_blocks, tree_sum_
+from octavo.ops.sample import CACHED_ELEMENTS, descending_key, into_blocks, tree_sum_
 
 
 class LogprobsMode(NamedTuple):
@@ -55,15 +55,23 @@ def rank_tokens(logits: Tensor, token_ids: Tensor, num_top: int, *, normalized: 
         num_top: K <= V
     """
     actual = logits.gather(1, token_ids[:, None])
-    ids = torch.arange(logits.shape[1], device=logits.device)
-    before = (logits > actual) | ((logits == actual) & (ids < token_ids[:, None]))
+    blocks = into_blocks(logits)
+    peaks = blocks.amax(-1)
     listed, values = token_ids[:, None], actual
     if num_top:
-        top_ids, top_values = most_likely(logits, num_top)
+        top_ids, top_values = most_likely(blocks, peaks, num_top)
         listed, values = torch.cat((listed, top_ids), 1), torch.cat((values, top_values), 1)
     if normalized:
-        values = (values - _log_sum_exp(logits)[:, None]).float()
-    return RankedTokens(listed, values, before.sum(1) + 1)
+        values = (values - _log_sum_exp(logits, peaks.amax(-1))[:, None]).float()
+    return RankedTokens(listed, values, _ranks(blocks, peaks, actual, token_ids))
+
+
+def _ranks(blocks: Tensor, peaks: Tensor, actual: Tensor, token_ids: Tensor) -> Tensor:
+    """1 + the number of tokens before `token_ids`, whose logits are `actual` [N, 1]; only large blocks have any."""
+    row, block = (peaks >= actual).nonzero().unbind(1)
+    inside, ids = blocks[row, block], block[:, None] * BLOCK + torch.arange(BLOCK, device=block.device)
+    before = (inside > actual[row]) | ((inside == actual[row]) & (ids < token_ids[row][:, None]))
+    return torch.ones_like(token_ids).index_add_(0, row, before.sum(1))
 
 
 class TopTokens(NamedTuple):
@@ -73,21 +81,21 @@ class TopTokens(NamedTuple):
     logits: Tensor
 
 
-def most_likely(logits: Tensor, count: int) -> TopTokens:
+def most_likely(blocks: Tensor, peaks: Tensor, count: int) -> TopTokens:
     """The `count` most likely tokens of each row. They all lie in the `count` blocks of ids with the largest peaks."""
-    blocks = into_blocks(logits)
     num_blocks = blocks.shape[1]
-    ids = torch.arange(num_blocks * BLOCK, device=logits.device).view(num_blocks, BLOCK).expand(blocks.shape)
+    ids = torch.arange(num_blocks * BLOCK, device=blocks.device).view(num_blocks, BLOCK).expand(blocks.shape)
     if count < num_blocks:
-        chosen = descending_key(blocks.amax(-1)).argsort(dim=1, stable=True)[:, :count].sort(1).values
+        chosen = descending_key(peaks).argsort(dim=1, stable=True)[:, :count].sort(1).values
         index = chosen[:, :, None].expand(-1, -1, BLOCK)
         blocks, ids = blocks.gather(1, index), ids.gather(1, index)
     order = descending_key(blocks.flatten(1)).argsort(dim=1, stable=True)[:, :count]
     return TopTokens(ids.flatten(1).gather(1, order), blocks.flatten(1).gather(1, order))
 
 
-def _log_sum_exp(logits: Tensor) -> Tensor:
-    """ln of the sum of exp over the vocabulary. [N, V] float32 -> [N] float64"""
-    top = logits.amax(-1)
-    total = tree_sum_((logits - top[:, None]).exp_())
+def _log_sum_exp(logits: Tensor, top: Tensor) -> Tensor:
+    """ln of the sum of exp over the vocabulary; `top` is the largest of each row. [N, V], [N] -> [N] float64"""
+    step = max(1, CACHED_ELEMENTS // logits.shape[1])
+    parts = zip(logits.split(step), top.split(step), strict=True)
+    total = torch.cat([tree_sum_((part - largest[:, None]).exp_()) for part, largest in parts])
     return top.double() + natural_log(total.double())

@@ -84,7 +84,8 @@ class Sampler:
         asked = self.state.using(rows, Uses.LOGPROBS)
         asked_index = self._on_device(asked)
         processed = torch.empty_like(logits) if len(asked) and self.mode.processed else None
-        reported = logits[asked_index]
+        unchanged = len(asked) == len(rows) and not uses & Uses.EDITS
+        reported = logits if unchanged else logits[asked_index]
         if uses & Uses.EDITS:
             self._edit(logits, rows)
         chosen = sample(logits, params, processed=processed)
