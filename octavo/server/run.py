@@ -13,7 +13,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 import uvloop
 
@@ -24,17 +24,14 @@ from octavo.engine.protocol import EngineFacts
 from octavo.errors import EngineDeadError
 from octavo.logging import get_logger
 from octavo.messages import Progress
+from octavo.server.app import build_app
+from octavo.server.connection import make_http_server
 from octavo.server.listening import listen
-
-if TYPE_CHECKING:
-    from octavo.server.serving import Lifecycle
+from octavo.server.serving import Lifecycle, make_serving
 
 T = TypeVar("T")
 
 logger = get_logger(__name__)
-
-HEAD_START_S = 1.0
-"""How long the HTTP server waits for the engine process to be started before it takes the processor for itself."""
 
 WATCH_INTERVAL_S = 0.25
 
@@ -101,7 +98,6 @@ class _Server:
         self._progress = progress
         self._on_ready = on_ready
         self._stop = asyncio.Event()
-        self._spawned = asyncio.Event()
         self._engine: AsyncLLM | None = None
 
     async def run(self) -> int:
@@ -119,13 +115,6 @@ class _Server:
                 self._engine.close()
 
     async def _serve(self, loading: "asyncio.Task[EngineFacts]") -> int:
-        # The engine process has the longer way to go (torch, the weights), so it is started first.
-        await _first(self._spawned.wait(), self._stop.wait(), loading, timeout_s=HEAD_START_S)
-        # Imported here because FastAPI takes a while, in which the engine process loads already.
-        from octavo.server.app import build_app  # noqa: PLC0415
-        from octavo.server.connection import make_http_server  # noqa: PLC0415
-        from octavo.server.serving import Lifecycle, make_serving  # noqa: PLC0415
-
         lifecycle = Lifecycle(self._server)
         http = make_http_server(build_app(lifecycle), self._server.uvicorn_log_level)
         answering = asyncio.create_task(http.serve([self._sock]), name="http")
@@ -141,7 +130,7 @@ class _Server:
             await answering
 
     async def _serve_until_stopped(
-        self, lifecycle: "Lifecycle", facts: EngineFacts, answering: "asyncio.Task[None]"
+        self, lifecycle: Lifecycle, facts: EngineFacts, answering: "asyncio.Task[None]"
     ) -> None:
         engine = self._loaded_engine()
         gc.collect()
@@ -167,14 +156,7 @@ class _Server:
             watchdog_timeout_s=self._server.watchdog_timeout,
             log_stats=not self._server.disable_log_stats,
         )
-        starting = asyncio.create_task(self._engine.start(self._progress))
-        try:
-            await asyncio.sleep(0)  # its first step starts the process
-            self._spawned.set()
-            return await starting
-        finally:
-            starting.cancel()
-            await asyncio.gather(starting, return_exceptions=True)
+        return await self._engine.start(self._progress)
 
     def _on_signal(self, number: int) -> None:
         if self._stop.is_set():
@@ -197,11 +179,11 @@ async def _lost(engine: AsyncLLM) -> EngineDeadError:
         await asyncio.sleep(WATCH_INTERVAL_S)
 
 
-async def _first(*awaitables: Awaitable[object], timeout_s: float | None = None) -> None:
+async def _first(*awaitables: Awaitable[object]) -> None:
     """Wait until one of them is done. What is not a task of somebody else is cancelled then."""
     tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
     try:
-        await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task, awaitable in zip(tasks, awaitables, strict=True):
             if task is not awaitable:
