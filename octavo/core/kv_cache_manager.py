@@ -233,10 +233,10 @@ class KVCacheManager:
         if table.num_cached_blocks >= num_blocks:
             return
         block_hashes = request.hash_blocks(num_blocks, self.block_size)
+        # A window passes only pages of earlier steps, so all of these are still there.
         for ids, pool in zip(table.groups, self.pools, strict=True):
             for index in range(table.num_cached_blocks, num_blocks):
-                if ids[index] >= 0:
-                    pool.cache(ids[index], block_hashes[index])
+                pool.cache(ids[index], block_hashes[index])
         table.num_cached_blocks = num_blocks
 
     def free(self, request: Request) -> None:

@@ -139,8 +139,6 @@ class Scheduler:
     def _schedule_running(self, step: Step) -> None:
         prefilling = []
         for request in list(self.running):
-            if request.status is not Status.RUNNING:  # preempted a moment ago
-                continue
             num_computed_tokens = request.num_computed_tokens
             if len(request.token_ids) - num_computed_tokens > 1:
                 prefilling.append(request)
@@ -150,7 +148,7 @@ class Scheduler:
                 self._grow(step, request, 1)
         step.num_decoding = len(step.num_tokens)
         for request in prefilling:
-            if request.status is Status.RUNNING:
+            if request.status is Status.RUNNING:  # not preempted a moment ago
                 num_tokens = self._chunk(step, request.num_tokens - request.num_computed_tokens)
                 if num_tokens == step.token_budget and self._has_candidate():
                     num_tokens -= step.token_budget // 4  # a long prompt alone must not keep short ones out

@@ -37,6 +37,7 @@ def test_a_chain_grows_without_changing_and_depends_on_its_beginning():
     first_two = list(chain)
     extend_chain(chain, root, tokens, 3, 4)
     assert chain[:2] == first_two and len(chain) == 3
-    other: list[bytes] = []
-    extend_chain(other, root, [99, *tokens[1:]], 3, 4)
-    assert not set(chain) & set(other)
+    for changed, num_equal in [(0, 0), (3, 0), (4, 1), (11, 2)]:
+        other: list[bytes] = []
+        extend_chain(other, root, [99 if index == changed else index for index in tokens], 3, 4)
+        assert other[:num_equal] == chain[:num_equal] and not set(other[num_equal:]) & set(chain)

@@ -7,7 +7,7 @@ from octavo.core.step import Step
 from octavo.errors import ClientError, ConfigError, OverloadedError
 from octavo.messages import ModelRunnerOutput
 from tests.core.invariants import check_scheduler
-from tests.core.worlds import EOS, FULL, make_request, make_world, sliding
+from tests.core.worlds import EOS, FULL, VOCAB_SIZE, make_request, make_world, sliding
 
 
 def finish(world, max_steps=1000):
@@ -209,13 +209,18 @@ def test_a_big_request_is_not_overtaken_by_small_ones_that_keep_coming():
     finish(world)
 
 
-def test_prompts_in_progress_keep_the_pages_they_will_need():
-    world = make_world(num_blocks=10, block_size=4, token_budget=8, caching=False)
-    world.add(make_request("long", 32, max_tokens=1), make_request("other", 12, max_tokens=1))
-    while not world.reason("long"):
+@pytest.mark.parametrize("arrives_later", [False, True])
+def test_a_prompt_in_progress_keeps_the_pages_it_will_need(arrives_later):
+    world = make_world(num_blocks=12, block_size=4, token_budget=8, caching=False)
+    world.add(make_request("short", 1, max_tokens=16))
+    world.step()
+    world.add(make_request("long", 32, max_tokens=1))
+    if arrives_later:
         world.step()
-    assert world.scheduler.stats().num_preemptions == 0
+    # Beside 8 pages of long and up to 4 of short there is no room for 4 more, though most are still free.
+    world.add(make_request("other", 16, max_tokens=1))
     finish(world)
+    assert world.scheduler.stats().num_preemptions == 0
 
 
 # ---------------------------------------------------------------- what can never fit, and limits
@@ -463,6 +468,37 @@ def test_a_fork_of_a_fork_that_came_in_a_moment_ago_copies_what_that_one_will_ho
     first, second = world.step().block_copies
     assert second.src == first.dst
     finish(world)
+
+
+def test_a_fork_that_goes_another_way_shares_only_what_is_common():
+    world = make_world(block_size=4)
+    prompt = make_request("p", 9).prompt_token_ids
+    world.add(make_request("p", prompt, max_tokens=1, hold=True))
+    world.run()
+    world.add(make_request("c", [*prompt[:5], *([VOCAB_SIZE - 1] * 5)], fork_of="p"))
+    assert world.step().num_computed_tokens == [5]
+    world.abort("p")
+    finish(world)
+
+
+def test_a_fork_takes_the_cache_where_it_reaches_further_than_the_parent():
+    world = make_world(block_size=4)
+    prompt = make_request("p", 20).prompt_token_ids
+    world.add(make_request("p", prompt[:6], max_tokens=1, hold=True), make_request("q", prompt))
+    world.run()
+    world.add(make_request("c", prompt, fork_of="p"))
+    world.step()
+    assert world.outputs["c"][0].num_cached_tokens == 16
+    world.abort("p")
+    finish(world)
+
+
+def test_a_fork_that_wants_prompt_logprobs_computes_its_prompt():
+    world = make_world(block_size=4)
+    prompt = make_request("p", 9).prompt_token_ids
+    world.add(make_request("p", prompt), make_request("p#1", prompt, fork_of="p", prompt_logprobs=1))
+    finish(world)
+    assert len(world.outputs["p#1"][0].prompt_logprobs.positions) == 8
 
 
 @pytest.mark.parametrize("trouble", ["abort", "preempt", "salt", "unknown"])

@@ -106,12 +106,12 @@ class SchedulerLife(RuleBasedStateMachine):
             self.submit(request)
 
     @precondition(lambda self: self.live())
-    @rule(data=st.data(), length=st.integers(1, 50), token_id=st.integers(2, VOCAB_SIZE - 1))
-    def add_beam(self, data: st.DataObject, length: int, token_id: int) -> None:
-        """What beam search does: go on from some point of a live request with another token."""
+    @rule(data=st.data(), length=st.integers(1, 50), tail=st.lists(st.integers(2, 5), min_size=1, max_size=7))
+    def add_beam(self, data: st.DataObject, length: int, tail: list[int]) -> None:
+        """What beam search does, and more: go on from some point of a live request with other tokens."""
         parent_id = data.draw(st.sampled_from(self.live()))
         known = [*self.world.requests[parent_id].prompt_token_ids, *self.world.tokens(parent_id)]
-        request = make_request(self.new_id(), [*known[:length], token_id], 1, fork_of=parent_id, hold=True)
+        request = make_request(self.new_id(), [*known[:length], *tail], 1, fork_of=parent_id, hold=True)
         self.submit(request)
 
     @rule(count=st.integers(1, 5))
