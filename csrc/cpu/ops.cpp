@@ -159,7 +159,8 @@ void paged_attention(const Kernels& kernels, const AttentionArgs& a) {
   int64_t count = static_cast<int64_t>(tiles.size()), splits = 0;
   for (const Tile& tile : tiles) splits += tile.split_end - tile.split_begin;
   if (pool.size() > 1 && count < 4 * pool.size() && splits > count) return attend_by_splits(kernels, a, tiles, splits);
-  const Tile* last = tiles.data() + count - 1;
+  if (tiles.empty()) return;
+  const Tile* last = &tiles.back();
   int64_t grain = std::max<int64_t>(1, count / (16 * pool.size()));
   pool.parallel_for(count, grain, [&](int64_t begin, int64_t end) {
     AttentionScratch& scratch = thread_scratch(a.head_dim);

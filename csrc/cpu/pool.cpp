@@ -41,7 +41,7 @@ Pool& Pool::get() {
     current = new Pool(usable_cpus());
 #if defined(__linux__)
     // The child has none of the threads, and perhaps a lock that a lost one holds.
-    pthread_atfork(nullptr, nullptr, [] { current = new Pool(current.load()->size_); });
+    pthread_atfork(nullptr, nullptr, [] { current = new Pool(current.load()->size()); });
 #endif
     return true;
   }();
@@ -71,7 +71,7 @@ void Pool::stop_workers() {
   started_ = 0;
 }
 
-void Pool::run(const Job& job) {
+void Pool::run(const Job& job) noexcept {
   start_workers();
   job_ = job;
   next_.store(0, std::memory_order_relaxed);

@@ -15,14 +15,14 @@ class Pool {
   static Pool& get();
 
   // Threads that work on an op, the caller included.
-  int size() const { return size_; }
+  int size() const { return size_.load(std::memory_order_relaxed); }
   void resize(int threads);
 
   // body(begin, end) for pieces of at most `grain` that cover 0 .. count, on any thread in any order; returns when all
   // are done. Runs in one piece on the caller if there is one piece, or the pool serves another caller.
   template <typename Body>
   void parallel_for(int64_t count, int64_t grain, const Body& body) {
-    if (size_ == 1 || count <= grain || !busy_.try_lock()) {
+    if (size() == 1 || count <= grain || !busy_.try_lock()) {
       if (count > 0) body(int64_t{0}, count);
       return;
     }
@@ -39,14 +39,14 @@ class Pool {
   };
 
   explicit Pool(int threads) : size_(threads) {}
-  void run(const Job& job);
+  void run(const Job& job) noexcept;  // a worker has nobody to throw to
   void start_workers();
   void stop_workers();
   void worker(uint32_t seen);
   void take_pieces();
 
   std::mutex busy_;  // one job at a time; also guards starting and stopping
-  int size_;
+  std::atomic<int> size_;
   int started_ = 0;
   Job job_{};
   alignas(64) std::atomic<int64_t> next_{0};     // first item nobody took

@@ -26,7 +26,7 @@ def paged_attention(
     out: Tensor | None = None,
 ) -> Tensor:
     """See `octavo.ops.paged_attention`."""
-    target = q.new_empty(q.shape) if out is None else out
+    target = torch.empty_like(q) if out is None else out
     if _native is None or not (_covers_heads(q, pages) and _covers_heads(target, pages) and _covers_batch(batch)):
         return op.reference(q, pages, batch, scale, window, softcap, sinks, out)
     sinks = sinks if sinks is None else sinks.float().contiguous()
@@ -59,5 +59,7 @@ def _covers_heads(x: Tensor, pages: Tensor) -> bool:
 def _covers_batch(batch: PagedRows) -> bool:
     """Whether the kernel reads the batch's tensors as they lie."""
     table = batch.block_table
-    vectors = all(x.dtype == torch.int32 and x.is_contiguous() for x in (batch.query_start, batch.seq_lens))
-    return vectors and table.dtype == torch.int32 and table.stride(1) == 1
+    for x in (batch.query_start, batch.seq_lens):
+        if x.dtype is not torch.int32 or not x.is_contiguous():
+            return False
+    return table.dtype is torch.int32 and table.stride(1) == 1

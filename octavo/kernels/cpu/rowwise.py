@@ -39,10 +39,15 @@ def _rows(x: Tensor) -> _Rows | None:
     return _Rows(1, x.stride(0), 0) if x.dim() == 2 else _Rows(x.shape[1], x.stride(0), x.stride(1))
 
 
-def _covers(*tensors: Tensor) -> bool:
+def _covers(x: Tensor, *others: Tensor) -> bool:
     """Whether all are on the CPU, of one type that the kernels know, and the kernels are here."""
-    first = tensors[0].dtype
-    return _native is not None and first in _CODES and all(x.is_cpu and x.dtype == first for x in tensors)
+    dtype = x.dtype
+    if _native is None or dtype not in _CODES or not x.is_cpu:
+        return False
+    for other in others:  # noqa: SIM110  # `all(...)` takes several times as long
+        if other.dtype is not dtype or not other.is_cpu:
+            return False
+    return True
 
 
 def _is_vector(x: Tensor, *dtypes: torch.dtype) -> bool:
@@ -51,7 +56,7 @@ def _is_vector(x: Tensor, *dtypes: torch.dtype) -> bool:
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
     """See `octavo.ops.rms_norm`."""
-    target = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
+    target = torch.empty_like(x) if out is None else out
     rows, to_rows = _rows(x), _rows(target)
     if rows is None or to_rows is None or not _covers(x, target) or not _is_vector(weight, *_CODES):
         return rms_norm_op.rms_norm.reference(x, weight, eps, out)
@@ -65,7 +70,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
     """See `octavo.ops.add_rms_norm`."""
-    target = torch.empty_like(residual, memory_format=torch.contiguous_format) if out is None else out
+    target = torch.empty_like(residual) if out is None else out
     rows, to_rows = _rows(x), _rows(target)
     covered = _covers(x, residual, target) and residual.dim() == 2 and residual.stride(1) == 1
     if rows is None or to_rows is None or not covered or not _is_vector(weight, *_CODES):
@@ -83,7 +88,7 @@ def _gated(op: Op[..., Tensor]) -> Callable[..., Tensor]:
     kernel: Any = getattr(_native, op.name, None)
 
     def gated_mul(x: Tensor, out: Tensor | None = None) -> Tensor:
-        target = x.new_empty(x.shape[0], x.shape[1] // 2) if out is None else out
+        target = torch.empty(x.shape[0], x.shape[1] // 2, dtype=x.dtype, device=x.device) if out is None else out
         if not _covers(x, target) or x.stride(1) != 1 or target.stride(1) != 1:
             return op.reference(x, out)
         tokens, size = target.shape
