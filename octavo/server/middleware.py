@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import re
 import time
+import uuid
 from collections.abc import Collection
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -41,7 +42,7 @@ class RequestId:
         given = header(scope, b"x-request-id")
         if given is None or not REQUEST_ID.fullmatch(given):
             given = None
-        request_id = given or (f"{time.time_ns():x}".encode() if self._always else None)
+        request_id = given or (uuid.uuid4().hex.encode() if self._always else None)
         if request_id is None:
             return await self._app(scope, receive, send)
         scope.setdefault("state", {})["request_id"] = request_id.decode()

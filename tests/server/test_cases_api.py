@@ -15,7 +15,7 @@ import pytest
 from octavo.config import ServerConfig
 from octavo.server.middleware import OPEN_PATHS
 from tests.server.conftest import SENTENCE
-from tests.server.world import World, assert_refused, finish_reasons, joined, serve_app, strict_json, wait_for
+from tests.server.world import World, assert_refused, finish_reasons, joined, serve_app, strict_json
 
 USER = {"role": "user", "content": "hi"}
 KEY = "sesame-1"
@@ -400,8 +400,26 @@ def test_probes_answer(script: World) -> None:
     assert script.http.get("/load", headers={}).json() == {"server_load": 0}
 
 
-def test_an_engine_that_never_became_ready_is_told_apart(script: World) -> None:
-    wait_for(lambda: script.http.get("/readyz").json() == {"status": "ready"})
+def test_asking_for_plain_text_is_no_structured_output(script: World) -> None:
+    assert script.chat(response_format={"type": "text"}, modalities=["text"])["choices"]
+    assert_refused(
+        script.post("/v1/chat/completions", messages=[USER], modalities=["text", "audio"]), param="modalities"
+    )
+
+
+def test_every_answer_carries_a_fresh_id_if_asked_to(script_folder: Path) -> None:
+    with serve_app(script_folder, ServerConfig(enable_request_id_headers=True)) as world:
+        ids = [world.http.get("/livez").headers["x-request-id"] for _ in range(3)]
+        assert len(set(ids)) == 3
+
+
+def test_requests_are_logged_without_their_text_if_asked_to(
+    script_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serve_app(script_folder, ServerConfig(enable_log_requests=True)) as world:
+        with caplog.at_level("INFO", logger="octavo"):
+            world.complete("a secret", request_id="logged", max_tokens=3)
+        assert "logged" in caplog.text and "max_tokens=3" in caplog.text and "secret" not in caplog.text
 
 
 def _address(world: World) -> tuple[str, int]:
