@@ -131,7 +131,7 @@ class Scheduler:
         """The next step. It has rows if `has_unfinished`; one without rows need not be run and holds no news."""
         step = Step(self._token_budget)
         self._schedule_running(step)
-        # Whoever came in now would take the pages that another was just preempted for.
+        # Nobody comes in while pages are so short, nor gets one that was handed out to another in the same step.
         if self.waiting and len(self.running) < self._max_running and not step.preempted:
             self._schedule_waiting(step)
         return self._emit(step)

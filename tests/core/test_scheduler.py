@@ -188,6 +188,17 @@ def test_with_priorities_the_worst_is_preempted_and_the_best_admitted_first():
     finish(world)
 
 
+def test_nobody_comes_in_during_a_step_that_preempts():
+    world = make_world(num_blocks=4, block_size=4, scheduling_policy="priority")
+    world.add(make_request("good", 8, priority=0), make_request("bad", 8, priority=2))
+    world.step()
+    world.add(make_request("middle", 3, priority=1))
+    plan = world.step()
+    assert world.find("bad").status is Status.PREEMPTED and plan.new_rows == []
+    assert [new.request_id for new in world.step().new_rows] == ["middle"]
+    finish(world)
+
+
 def test_priorities_do_not_matter_under_fcfs():
     world = make_world(max_num_seqs=1)
     world.add(make_request("first", 4, priority=9), make_request("second", 4, priority=0))
@@ -218,7 +229,7 @@ def test_a_prompt_in_progress_keeps_the_pages_it_will_need(arrives_later):
     if arrives_later:
         world.step()
     # Beside 8 pages of long and up to 4 of short there is no room for 4 more, though most are still free.
-    world.add(make_request("other", 16, max_tokens=1))
+    world.add(make_request("other", 16, max_tokens=12))
     finish(world)
     assert world.scheduler.stats().num_preemptions == 0
 
