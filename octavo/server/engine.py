@@ -53,11 +53,3 @@ class Engine(Protocol):
     def stats(self) -> SchedulerStats:
         """State after the latest step, without asking the engine process."""
         ...
-
-    async def drain(self, timeout_s: float) -> bool:
-        """Refuse new requests and wait for the open ones; abort those left after `timeout_s`."""
-        ...
-
-    def close(self) -> None:
-        """Stop the engine and all its processes. May be called twice."""
-        ...

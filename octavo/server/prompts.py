@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from octavo.errors import ClientError
@@ -48,16 +49,18 @@ class PromptReader:
 
     Args:
         vocab_size: ids that the model knows.
+        max_model_len: tokens that a request may have; a text that must have more is not even tokenized.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, vocab_size: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, vocab_size: int, max_model_len: int) -> None:
         self.tokenizer = tokenizer
         self._template = template
         self._knows_developer = any("developer" in source for source in tokenizer.chat_templates.values())
         self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
 
-    async def completion(self, prompt: object, add_special_tokens: bool) -> list[Prompt]:
+    async def completion(self, prompt: object, add_special_tokens: bool, *, bounded: bool) -> list[Prompt]:
         """Prompts of /v1/completions: a string, strings, ids, or lists of ids. All are good, or none is taken.
 
         Raises:
@@ -68,16 +71,22 @@ class PromptReader:
         for i, one in enumerate(given):
             path = f"prompt[{i}]" if len(given) > 1 else "prompt"
             if isinstance(one, str):
-                token_ids = await self.encode(one, add_special_tokens)
+                token_ids = await self.encode(one, add_special_tokens, bounded=bounded)
                 prompts.append(Prompt(one, token_ids))
             else:
+                if bounded and len(one) > self._max_model_len:
+                    raise ClientError(
+                        f"{path} has {len(one)} tokens but a request may have {self._max_model_len}; shorten it, or "
+                        "raise --max-model-len",
+                        param="prompt",
+                    )
                 self.check_ids(one, path)
                 prompts.append(Prompt(None, one))
             if not prompts[-1].token_ids:
                 raise ClientError(f"{path} is empty; send at least one token", param="prompt")
         return prompts
 
-    async def chat(self, conversation: Conversation) -> list[int]:
+    async def chat(self, conversation: Conversation, *, bounded: bool = False) -> list[int]:
         """Ids of a rendered conversation.
 
         Raises:
@@ -98,14 +107,16 @@ class PromptReader:
             )
 
         num_chars = sum(len(str(message.get("content"))) for message in messages)
-        token_ids = await self._run(num_chars, render)
+        token_ids = await self._run(num_chars, render, bounded)
         if not token_ids:
             raise ClientError("the messages render to an empty prompt; send some content", param="messages")
         return token_ids
 
-    async def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Ids of a text."""
-        return await self._run(len(text), lambda: self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+    async def encode(self, text: str, add_special_tokens: bool, *, bounded: bool = False) -> list[int]:
+        """Ids of a text. With `bounded`, one that is far beyond the context is refused without being tokenized."""
+        return await self._run(
+            len(text), lambda: self.tokenizer.encode(text, add_special_tokens=add_special_tokens), bounded
+        )
 
     def check_ids(self, token_ids: list[Any], path: str) -> None:
         """Raise ClientError for what is not a token id of this model."""
@@ -116,10 +127,25 @@ class PromptReader:
                     param=path.partition("[")[0],
                 )
 
-    async def _run(self, num_chars: int, work: Callable[[], T]) -> T:
+    async def _run(self, num_chars: int, work: Callable[[], T], bounded: bool) -> T:
         if num_chars < LONG_TEXT_CHARS:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+        def checked() -> T:
+            if bounded and num_chars > self._max_model_len * self._longest_token:
+                raise ClientError(
+                    f"the prompt has {num_chars} characters, which is more than {self._max_model_len} tokens in any "
+                    "case; shorten it",
+                    param="prompt",
+                )
+            return work()
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, checked)
+
+    @cached_property
+    def _longest_token(self) -> int:
+        """Most characters one token can stand for."""
+        return max(map(len, self.tokenizer.backend.get_vocab()))
 
     def close(self) -> None:
         """Stop the threads."""

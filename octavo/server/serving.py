@@ -144,7 +144,7 @@ def make_serving(engine: Engine, server: ServerConfig) -> Serving:
         config=config,
         model_names=tuple(names),
         defaults=default_sampling_params(config),
-        prompts=PromptReader(tokenizer, make_template(config, tokenizer), config.spec.vocab_size),
+        prompts=PromptReader(tokenizer, make_template(config, tokenizer), config.spec.vocab_size, config.max_model_len),
         metrics=Metrics(facts, engine.stats, vllm_names=server.metrics_prefix_vllm),
         fingerprint=fingerprint(config),
         created=int(time.time()),

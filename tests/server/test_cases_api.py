@@ -292,6 +292,17 @@ def test_api_05_one_bad_prompt_refuses_the_whole_request(varied: World, bad: Any
     varied.wait_until_idle()
 
 
+@pytest.mark.parametrize("size", [600, 6000, 600_000])
+def test_a_prompt_beyond_the_context_is_refused_in_no_time(varied: World, size: int) -> None:
+    start = time.monotonic()
+    assert_refused(varied.post("/v1/completions", prompt="x" * size), param="prompt")
+    assert_refused(varied.post("/v1/completions", prompt=[5] * size), param="prompt")
+    chat = [{"role": "user", "content": "x" * size}]
+    assert_refused(varied.post("/v1/chat/completions", messages=chat), param="messages")
+    assert time.monotonic() - start < 3
+    assert varied.ok("/tokenize", prompt="x" * size)["count"] == size  # counting is no generating
+
+
 def test_api_05_the_newer_name_of_the_token_limit_wins(varied: World) -> None:
     body = {"ignore_eos": True}
     both = varied.chat(max_tokens=5, max_completion_tokens=3, **body)

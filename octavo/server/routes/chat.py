@@ -35,28 +35,31 @@ router = APIRouter()
 @router.post("/v1/chat/completions", openapi_extra=body_schema(ChatRequest))
 async def chat_completions(request: Request, body: ChatRequest = json_body(ChatRequest)) -> Response:
     """Answer a conversation."""
+    try:
+        return await _answer(request, body)
+    except ClientError as err:
+        if err.param == "prompt":  # what is below this route knows no messages
+            err.param = "messages"
+        raise
+
+
+async def _answer(request: Request, body: ChatRequest) -> Response:
     lifecycle = lifecycle_of(request)
     serving = lifecycle.serving()
     serving.check_model(body.model)
     check_supported(body)
     check_chat(body)
     check_priority(body, serving.config)
-    conversation = conversation_of(body)
-    limit = serving.config.max_model_len
-    rendered = Prompt(None, await serving.prompts.chat(conversation))
-    prompt = truncate(rendered, body.truncate_prompt_tokens, body.truncation_side, limit)
+    conversation, limit = conversation_of(body), serving.config.max_model_len
+    token_ids = await serving.prompts.chat(conversation, bounded=body.truncate_prompt_tokens is None)
+    prompt = truncate(Prompt(None, token_ids), body.truncate_prompt_tokens, body.truncation_side, limit)
     params = chat_params(body, serving.defaults, limit - len(prompt.token_ids))
     header = make_header(request, body, serving, "chatcmpl")
     work = Work(engine_id(header), [prompt], params, body.priority or 0, body.cache_salt)
     role = lifecycle.server.response_role
     prefix = conversation.last_text if body.echo and body.messages[-1].get("role") == role else ""
     form = ChatForm(header, body, work, serving.prompts.tokenizer, role, prefix)
-    try:
-        return await respond(request, lifecycle, serving, work, form, body)
-    except ClientError as err:
-        if err.param == "prompt":  # the engine knows no messages
-            err.param = "messages"
-        raise
+    return await respond(request, lifecycle, serving, work, form, body)
 
 
 def conversation_of(body: ChatRequest) -> Conversation:

@@ -33,10 +33,10 @@ async def completions(request: Request, body: CompletionRequest = json_body(Comp
     if body.prompt is None:
         raise ClientError("prompt is required", param="prompt")
     limit = serving.config.max_model_len
-    prompts = [
-        truncate(prompt, body.truncate_prompt_tokens, body.truncation_side, limit)
-        for prompt in await serving.prompts.completion(body.prompt, body.add_special_tokens)
-    ]
+    whole = await serving.prompts.completion(
+        body.prompt, body.add_special_tokens, bounded=body.truncate_prompt_tokens is None
+    )
+    prompts = [truncate(prompt, body.truncate_prompt_tokens, body.truncation_side, limit) for prompt in whole]
     room = limit - max(len(prompt.token_ids) for prompt in prompts)
     params = completion_params(body, serving.defaults, room)
     check_num_choices(len(prompts), params.n)
