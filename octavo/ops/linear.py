@@ -1,9 +1,12 @@
 """Matrix product with an unquantized weight. Knows nothing of parts, formats or ranks."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.ops.dispatch import op
+
+ROWS = 16
 
 
 @op
@@ -15,10 +18,16 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | 
         weight: [N, K]
         bias: [N]
         out: [T, N], written when given.
-
-    A row's bits may depend on T here, because a BLAS picks its blocking by shape; a provider that claims "same bits"
-    must not.
     """
-    if bias is None:
-        return torch.mm(x, weight.t(), out=out)
-    return torch.addmm(bias, x, weight.t(), out=out)
+    x, num_rows = pad_rows(x), len(x)
+    product = torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
+    return product[:num_rows] if out is None else out.copy_(product[:num_rows])
+
+
+def pad_rows(x: Tensor) -> Tensor:
+    """Append zero rows to x [..., M, K] until M is a multiple of `ROWS`.
+
+    A BLAS has kernels of its own for a few rows, which sum in another order. Without them a row's bits do not depend on
+    how many rows there are, with the BLAS that torch brings; a provider that claims "same bits" has it by construction.
+    """
+    return F.pad(x, (0, 0, 0, -x.shape[-2] % ROWS))

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from octavo.ops.dispatch import op
+from octavo.ops.linear import pad_rows
 
 SLICE_ROWS = 4096
 
@@ -19,8 +20,8 @@ def logits(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
     """
     if out is None:
         out = x.new_empty((len(x), len(weight)), dtype=torch.float32)
-    x = x.float()
+    x, num_rows = pad_rows(x.float()), len(x)
     # A slice at a time: the table of a small model with a large vocabulary must not be held twice.
     for columns, rows in zip(out.split(SLICE_ROWS, 1), weight.split(SLICE_ROWS), strict=True):
-        columns.copy_(torch.mm(x, rows.float().t()))
+        columns.copy_(torch.mm(x, rows.float().t())[:num_rows])
     return out

@@ -8,9 +8,11 @@ from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.ops.dispatch import op
+from octavo.ops.linear import ROWS, pad_rows
 
 KV_SPLIT = 256
 """Keys are taken in runs that begin at multiples of this position; their partial results merge in order."""
@@ -99,7 +101,7 @@ def attend_single(
 ) -> None:
     """Rows with one token (decode), many at once; fills `out` [T, H, D] at their tokens."""
     heads, head_dim, groups = q.shape[1], q.shape[2], pages.shape[2]
-    at_once = max(MAX_WORK_ELEMENTS // (KV_SPLIT * max(heads, groups * head_dim)), 1)
+    at_once = max(MAX_WORK_ELEMENTS // (KV_SPLIT * groups * max(heads // groups, head_dim, ROWS)), 1)
     rows = sorted(rows, key=ends.__getitem__)  # rows of similar length share the runs they walk through
     for i in range(0, len(rows), at_once):
         some = rows[i : i + at_once]
@@ -142,32 +144,37 @@ def attend(
     """
     rows, n, heads, head_dim = q.shape
     groups = pages.shape[2]
-    # Queries that share a KV head become rows of one matrix: [R, G, (H/G) * n, D].
+    # Queries that share a KV head become rows of one matrix [R, G, Q, D], Q = H/G * n, padded by some that see nothing.
     folded = q.float().view(rows, n, groups, -1, head_dim).permute(0, 2, 3, 1, 4).reshape(rows, groups, -1, head_dim)
-    state = start(folded, scoring.sinks)
+    num_queries, folded = folded.shape[2], pad_rows(folded)
+    padding = folded.shape[2] - num_queries
+    positions = F.pad(positions.repeat(1, heads // groups), (0, padding), value=-1)
+    state = start(folded, scoring.sinks, n)
     for begin in range(first // KV_SPLIT * KV_SPLIT, last, KV_SPLIT):
         state = merge(state, partial(folded, positions, pages, table, begin, scoring))
-    attended = (state.values / state.total).view(rows, groups, -1, n, head_dim)
+    attended = (state.values / state.total)[:, :, :num_queries].unflatten(2, (-1, n))
     return attended.permute(0, 3, 1, 2, 4).reshape(rows, n, heads, head_dim).to(q.dtype)
 
 
-def start(folded: Tensor, sinks: Tensor | None) -> Partial:
-    """The state before any key: empty, or holding the sink of each head."""
+def start(folded: Tensor, sinks: Tensor | None, n: int) -> Partial:
+    """The state before any key: empty, or holding the sink of the head of each query (n queries per head)."""
     rows, groups, queries, _ = folded.shape
+    maximum = folded.new_full((rows, groups, queries, 1), float("-inf"))
     if sinks is None:
-        maximum = folded.new_full((rows, groups, queries, 1), float("-inf"))
         return Partial(maximum, torch.zeros_like(maximum), torch.zeros_like(folded))
-    heads_per_group = len(sinks) // groups
-    maximum = sinks.float().view(1, groups, heads_per_group, 1).expand(rows, -1, -1, queries // heads_per_group)
-    maximum = maximum.reshape(rows, groups, queries, 1)
+    by_query = sinks.float().view(groups, -1).repeat_interleave(n, 1)
+    maximum[:, :, : by_query.shape[1], 0] = by_query
     return Partial(maximum, torch.ones_like(maximum), torch.zeros_like(folded))
 
 
 def partial(folded: Tensor, positions: Tensor, pages: Tensor, table: Tensor, begin: int, scoring: Scoring) -> Partial:
-    """Attention to keys begin .. begin + KV_SPLIT - 1, always that many so that a row's sums have one shape."""
+    """Attention of queries [R, G, Q, D] at positions [R, Q] to keys begin .. begin + KV_SPLIT - 1.
+
+    Always that many keys, so that a row's sums have one shape; those a query does not see have no weight.
+    """
     keys, values = gather(pages[0], table, begin), gather(pages[1], table, begin)
     keys_at = torch.arange(begin, begin + KV_SPLIT, device=folded.device)
-    seen = keys_at <= positions.unsqueeze(-1)  # [R, n, S]
+    seen = keys_at <= positions.unsqueeze(-1)  # [R, Q, S]
     if scoring.window is not None:
         seen &= keys_at > positions.unsqueeze(-1) - scoring.window
     # Slots nobody wrote may hold anything, and 0 x NaN is NaN: masking the weights is not enough.
@@ -176,8 +183,7 @@ def partial(folded: Tensor, positions: Tensor, pages: Tensor, table: Tensor, beg
     scores = folded @ keys.transpose(2, 3) * scoring.scale  # [R, G, Q, S]
     if scoring.softcap is not None:
         scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
-    hidden = ~seen.repeat(1, folded.shape[2] // seen.shape[1], 1).unsqueeze(1)
-    scores.masked_fill_(hidden, float("-inf"))
+    scores.masked_fill_(~seen.unsqueeze(1), float("-inf"))
     maximum = scores.amax(-1, keepdim=True)
     weights = torch.exp(scores - finite(maximum))
     return Partial(maximum, weights.sum(-1, keepdim=True), weights @ values)

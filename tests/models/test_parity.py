@@ -12,7 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from octavo.kernels.cpu import native
 from octavo.layers.norm import GemmaRMSNorm, RMSNorm
+from octavo.ops.dispatch import use_providers
 from tests.tiny import (
     FAMILIES,
     WINDOW,
@@ -191,6 +193,30 @@ def test_pages_keep_what_was_computed_when_a_step_is_repeated(world: Any) -> Non
     harness.sequences[0].num_computed = 100  # as after a preemption that lost the last tokens
     harness.compute([0], [100])
     assert_parity(harness.logits[0], expected)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_bits_of_the_torch_references_do_not_depend_on_the_schedule(family: str, world: Any) -> None:
+    folder, _ = world(family)
+    model, other = load_tiny(folder), random_prompt(60, seed=3)
+    whole = run_whole(model, PROMPT)
+    for seed in range(2):
+        assert torch.equal(run_model(model, [PROMPT, other], seed=seed)[0], whole)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_native_kernels_give_the_logits_of_transformers(family: str, world: Any) -> None:
+    if native.load() is None:
+        pytest.xfail("the native kernels are not built on this machine")
+    folder, expected = world(family)
+    model = load_tiny(folder)
+    try:
+        chosen = use_providers(("cpu",))
+        logits = run_model(model, [PROMPT, random_prompt(90, seed=2)])[0]
+    finally:
+        use_providers(())
+    assert chosen["paged_attention"] == "cpu"
+    assert_parity(logits, expected)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "granite"])

@@ -11,6 +11,7 @@ from octavo.ops.add_rms_norm import add_rms_norm
 from octavo.ops.gelu_mul import gelu_mul
 from octavo.ops.gelu_tanh_mul import gelu_tanh_mul
 from octavo.ops.layer_norm import layer_norm
+from octavo.ops.linear import linear
 from octavo.ops.logits import logits
 from octavo.ops.paged_attention import KV_SPLIT, paged_attention
 from octavo.ops.rms_norm import rms_norm
@@ -139,6 +140,16 @@ def one_query(case: dict, row: int, token: int, position: int) -> torch.Tensor:
             scores = torch.cat((scores, case["sinks"][head : head + 1].double()))
         results.append((scores.softmax(0)[: len(seen)] @ values).float())
     return torch.stack(results)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_of_a_product_has_the_same_bits_in_any_small_batch(dtype: torch.dtype) -> None:
+    make = Make(dtype)
+    x, weight, bias = make(16, 200), make(72, 200), make(72)
+    for op, rest in ((linear, (weight,)), (linear, (weight, bias)), (logits, (weight,))):
+        together = op(x, *rest)
+        for num_rows in (1, 2, 3, 7, 15):
+            assert torch.equal(op(x[:num_rows], *rest), together[:num_rows])
 
 
 def test_a_decoding_row_has_the_same_bits_alone_and_in_any_batch() -> None:
