@@ -73,6 +73,11 @@ def run(argv: list[str]) -> int:
         return 1
 
 
+def sentence(summary: str) -> str:
+    """A summary as a sentence: capitalized at its beginning only, and with a full stop."""
+    return summary[:1].upper() + summary[1:] + "."
+
+
 def make_parser(chosen: str | None) -> argparse.ArgumentParser:
     """The parser; only the `chosen` subcommand is imported and gets its flags."""
     parser = argparse.ArgumentParser(
@@ -85,7 +90,7 @@ def make_parser(chosen: str | None) -> argparse.ArgumentParser:
         sub = subparsers.add_parser(
             name,
             help=summary,
-            description=summary.capitalize() + ".",
+            description=sentence(summary),
             allow_abbrev=False,
             conflict_handler="resolve",  # a command's own flag wins over an engine option's short form
         )

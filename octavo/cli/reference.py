@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo import envs
-from octavo.cli.main import COMMANDS, SUMMARIES, make_parser
+from octavo.cli.main import COMMANDS, SUMMARIES, make_parser, sentence
 from octavo.cli.options import SERVE_SECTIONS, TITLES, flag_names, option_fields, option_help
 from octavo.engine.options import IGNORED, MISSING
 
@@ -22,7 +22,7 @@ def cli_page() -> str:
     lines = [NOTICE + "# Command line\n"]
     lines.append("Engine and server options are on the [configuration page](configuration.md).\n")
     for name in COMMANDS:
-        lines.append(f"## octavo {name}\n\n{SUMMARIES[name].capitalize()}.\n")
+        lines.append(f"## octavo {name}\n\n{sentence(SUMMARIES[name])}\n")
         lines += _parser_tables(_subparser(make_parser(name), name), name, shared)
     return "\n".join(lines)
 
