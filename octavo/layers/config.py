@@ -16,6 +16,8 @@ class TextConfig:
         self._values = values
 
     def __getattr__(self, key: str) -> Any:
+        if key.startswith("__"):  # Python asks for hooks (copying, pickling), not for settings
+            raise AttributeError(key)
         if key not in self._values:
             raise ModelError(f"config.json of this {self._values.get('model_type', 'model')} lacks {key!r}")
         return self._values[key]

@@ -51,7 +51,6 @@ class CausalLM(nn.Module):
 
     def __init__(self, c: TextConfig) -> None:
         super().__init__()
-        self.config = c
         self.vocab_size: int = c.vocab_size
         layers = [self.layer(c, i) for i in range(c.num_hidden_layers)]
         self.model = Decoder(self.embedding(c), layers, self.norm(c.hidden_size, c.rms_norm_eps))

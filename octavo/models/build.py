@@ -49,7 +49,7 @@ def build_model(
         )
     model = MODELS.load(spec.architecture)(TextConfig(spec.hf_config))
     model.materialize(Build(dtype, device, max_model_len or spec.context_length, format_of))
-    return model.requires_grad_(False).eval()
+    return model
 
 
 def load_weights(model: CausalLM, weights: Iterable[tuple[str, Tensor]], partial: bool = False) -> None:

@@ -22,12 +22,11 @@ MAX_WORK_ELEMENTS = 1 << 23
 
 
 class PagedRows(Protocol):
-    """What this op reads of `attention.batch.AttentionBatch` (documented there)."""
+    """What this op and its kernels read of `attention.batch.AttentionBatch` (documented there)."""
 
     query_start: Tensor
     seq_lens: Tensor
     block_table: Tensor
-    slot_mapping: Tensor
     max_query_len: int
     max_seq_len: int
 

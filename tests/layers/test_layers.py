@@ -1,10 +1,14 @@
 """Layers: parts by name, scales as the families round them, in-place residuals."""
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
 
+from octavo.attention.batch import AttentionBatch, ForwardBatch
+from octavo.errors import ModelError
+from octavo.layers.attention import Attention
 from octavo.layers.build import Build, Layer
 from octavo.layers.config import TextConfig
 from octavo.layers.embedding import Embedding, Head
@@ -88,6 +92,41 @@ def test_gated_mlp_is_down_of_activated_gate_times_up(name: str, torch_name: str
     x = torch.randn(3, 8)
     activated = getattr(torch.nn.functional, torch_name)(x @ gate.t(), **options)
     torch.testing.assert_close(mlp(x), activated * (x @ up.t()) @ down.t(), rtol=1e-4, atol=1e-5)
+
+
+def test_attention_sinks_have_a_slot_of_their_own_and_weaken_the_values() -> None:
+    config = {"hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4}
+    attention = Attention(TextConfig(config), None, sinks=True)
+    attention.kv_group = attention.kv_layer = 0
+    slots = create(attention, "self_attn")
+    for layer, name in ((attention.qkv_proj, "self_attn.qkv_proj"), (attention.o_proj, "self_attn.o_proj")):
+        for slot in create(layer, name).values():
+            slot.write(torch.randn(slot.shape))
+    ints = {"dtype": torch.int32}
+    rows = AttentionBatch(
+        query_start=torch.tensor([0, 1], **ints),
+        seq_lens=torch.tensor([1], **ints),
+        block_table=torch.tensor([[0]], **ints),
+        slot_mapping=torch.tensor([0]),
+        max_query_len=1,
+        max_seq_len=1,
+    )
+    batch = ForwardBatch(torch.tensor([0]), torch.tensor([0]), [rows], [torch.zeros(1, 2, 1, 1, 4, 4)])
+    x = torch.randn(1, 8)
+    outputs = []
+    for sink in (-1e9, 1e9):
+        slots["self_attn.sinks"].write(torch.tensor([sink, sink]))
+        outputs.append(attention(x, batch))
+    values = attention.qkv_proj(x)[:, -4:].repeat(1, 2)  # one key has all the weight, or the sink has
+    torch.testing.assert_close(outputs[0], attention.o_proj(values))
+    assert torch.equal(outputs[1], torch.zeros(1, 8))
+
+
+def test_a_config_can_be_copied_and_names_a_key_it_lacks() -> None:
+    config = deepcopy(TextConfig({"model_type": "llama", "hidden_size": 8}))
+    assert config.hidden_size == 8
+    with pytest.raises(ModelError, match="this llama lacks 'head_dim'"):
+        config.head_dim  # noqa: B018
 
 
 def test_every_activation_and_weight_format_loads() -> None:
