@@ -96,6 +96,6 @@ def most_likely(blocks: Tensor, peaks: Tensor, count: int) -> TopTokens:
 def _log_sum_exp(logits: Tensor, top: Tensor) -> Tensor:
     """ln of the sum of exp over the vocabulary; `top` is the largest of each row. [N, V], [N] -> [N] float64"""
     step = max(1, CACHED_ELEMENTS // logits.shape[1])
-    parts = zip(logits.split(step), top.split(step), strict=True)
-    total = torch.cat([tree_sum_((part - largest[:, None]).exp_()) for part, largest in parts])
+    parts = (slice(start, start + step) for start in range(0, len(logits), step))
+    total = torch.cat([tree_sum_((logits[part] - top[part, None]).exp_()) for part in parts])
     return top.double() + natural_log(total.double())

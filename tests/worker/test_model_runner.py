@@ -161,6 +161,15 @@ def test_scoring_alone_samples_nothing() -> None:
     assert [len(p.token_ids) for p in output.prompt_logprobs[sequence.row].positions] == [1] * 8
 
 
+def test_a_prompt_is_not_scored_again_after_a_preemption() -> None:
+    world = World()
+    sequence = world.start(prompt_of(9), SamplingParams(temperature=0.0, max_tokens=4, prompt_logprobs=1))
+    assert len(world.step([(sequence, 9)]).prompt_logprobs) == 1
+    world.leave(sequence)
+    assert world.step([(sequence, 10)]).prompt_logprobs == {}
+    assert sequence.output == greedy_continuation(prompt_of(9), 2)
+
+
 def test_sampling_in_parts_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     outputs = []
     for most_logits in (1 << 24, 3 * VOCAB_SIZE):

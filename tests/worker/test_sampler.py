@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo.messages import NewRow, PositionLogprobs
+from octavo.ops.random import DrawKeys, draw_times
 from octavo.sampling_params import SamplingParams
 from octavo.worker.rows import Rows
 from octavo.worker.sampler import Sampled, Sampler
@@ -237,6 +238,15 @@ def test_end_and_stop_ids_are_excluded_below_min_tokens_and_then_are_not() -> No
     sampled = [int(batch.sample(logits).token_ids[0]) for _ in range(5)]
     assert sampled == [0, 0, 0, 4, 4]
     assert batch.rows.num_tokens[row] == 8
+
+
+def test_noise_is_that_of_the_token_s_position_in_the_whole_sequence() -> None:
+    batch, logits = Batch(), torch.zeros(1, VOCAB_SIZE)
+    batch.add([1, 2, 3], [4], seed=9)
+    ids = torch.arange(VOCAB_SIZE)
+    for position in range(4, 12):
+        keys = DrawKeys(*(torch.full((VOCAB_SIZE,), value) for value in (9, 0, position)))
+        assert batch.sample(logits).token_ids[0] == draw_times(keys, ids).argmin()
 
 
 def test_neighbours_with_constraints_change_nothing() -> None:
