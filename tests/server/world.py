@@ -71,20 +71,11 @@ class ThreadClient(ProcessClient):
 
 
 @dataclass(frozen=True)
-class World:
-    """A running server.
-
-    Attributes:
-        http: a client of it.
-        engine: belongs to the server's loop; use `run` to touch it.
-    """
+class Client:
+    """How tests talk to a server of the model "test", wherever it runs."""
 
     url: str
     http: httpx.Client
-    engine: AsyncLLM
-    lifecycle: Lifecycle
-    config: EngineConfig
-    loop: asyncio.AbstractEventLoop
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         """POST a JSON body."""
@@ -153,7 +144,7 @@ class World:
 
     def gauge(self, name: str) -> float:
         """A metric of the one model, by its bare name under `octavo:`."""
-        return self.metrics()[f'octavo:{name}{{engine="0",model_name="{self.config.served_model_name}"}}']
+        return self.metrics()[f'octavo:{name}{{engine="0",model_name="test"}}']
 
     def wait_until_idle(self, timeout_s: float = 5.0) -> None:
         """Until nothing runs, waits or holds pages; fails if that takes longer."""
@@ -164,6 +155,20 @@ class World:
             ),
             timeout_s,
         )
+
+
+@dataclass(frozen=True)
+class World(Client):
+    """A server in this process.
+
+    Attributes:
+        engine: belongs to `loop`.
+    """
+
+    engine: AsyncLLM
+    lifecycle: Lifecycle
+    config: EngineConfig
+    loop: asyncio.AbstractEventLoop
 
 
 def assert_refused(response: httpx.Response, status: int | tuple[int, ...] = 400, param: str | None = None) -> Any:
