@@ -1,7 +1,5 @@
 """The CPU as a platform."""
 
-import torch
-
 from octavo.config import DType
 from octavo.platforms import host
 from octavo.platforms.interface import share_bytes
@@ -18,7 +16,7 @@ class CpuPlatform:
     providers: tuple[str, ...] = ("cpu", "torch")
 
     def __init__(self) -> None:
-        self.device = torch.device("cpu")
+        self.device = "cpu"
         self.default_dtype: DType = "bfloat16" if host.cpu_flags() & FAST_BFLOAT16 else "float32"
 
     @classmethod
@@ -38,6 +36,8 @@ class CpuPlatform:
 
     def set_threads(self, threads: int | None) -> int:
         count = threads or host.usable_cpus()
+        import torch  # noqa: PLC0415  only an engine process needs it
+
         torch.set_num_threads(count)
         return count
 
@@ -45,4 +45,4 @@ class CpuPlatform:
         """Nothing is ever pending."""
 
     def describe(self) -> str:
-        return f"{host.cpu_name()}, {torch.get_num_threads()} threads, {self.free_bytes() / 2**30:.1f} GiB free"
+        return f"{host.cpu_name()}, {host.usable_cpus()} cores, {self.free_bytes() / 2**30:.1f} GiB free"

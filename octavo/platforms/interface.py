@@ -1,10 +1,9 @@
 """What the rest of the engine asks of the device it runs on. One object per engine, chosen once by
-`platforms.registry.select_platform`; nothing above asks which kind of device it is.
+`platforms.registry.select_platform`; nothing above asks which kind of device it is. torch is imported by the methods that
+need it, since the HTTP process asks for defaults only.
 """
 
 from typing import Protocol
-
-import torch
 
 from octavo.config import DType
 
@@ -14,14 +13,14 @@ class Platform(Protocol):
 
     Attributes:
         name: value of `--device`, e.g. "cpu".
-        device: where weights, pages and batches live.
+        device: where weights, pages and batches live, as torch spells it: "cpu", "cuda:0".
         default_dtype: what `--dtype auto` means here.
         default_token_budget: what `--max-num-batched-tokens` is when not given.
         providers: op providers in order of preference; "torch" is last.
     """
 
     name: str
-    device: torch.device
+    device: str
     default_dtype: DType
     default_token_budget: int
     providers: tuple[str, ...]

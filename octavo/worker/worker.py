@@ -45,7 +45,7 @@ class Worker:
         config, spec = self.config, self.config.spec
         logger.info("device: %s", self.platform.describe())
         dtype: torch.dtype = getattr(torch, config.dtype)
-        model = build_model(spec, dtype, self.platform.device, config.max_model_len)
+        model = build_model(spec, dtype, torch.device(self.platform.device), config.max_model_len)
         total = sum(slot.required for slot in model.slots())
         load_weights(model, _counted(iterate_weights(spec, dtype), total, progress))
         self.platform.synchronize()
@@ -77,7 +77,9 @@ class Worker:
                 f"the KV pool of {needed} bytes does not fit: {free} bytes are free on {self.platform.name}; "
                 "lower --kv-cache-memory-bytes, --num-gpu-blocks-override or --gpu-memory-utilization"
             )
-        self._runner = ModelRunner(self._model, self.config, num_blocks, self.kv_dtype, self.platform.device)
+        self._runner = ModelRunner(
+            self._model, self.config, num_blocks, self.kv_dtype, torch.device(self.platform.device)
+        )
 
     def execute(self, plan: SchedulerOutput) -> None:
         """Start the forward pass of a plan."""

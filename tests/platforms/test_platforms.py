@@ -130,8 +130,8 @@ def test_threads_are_set_and_counted() -> None:
 def test_cpu_describes_itself_and_needs_no_waiting() -> None:
     platform = CpuPlatform()
     platform.synchronize()
-    assert "threads" in platform.describe() and "GiB free" in platform.describe()
-    assert platform.providers == ("cpu", "torch") and platform.device == torch.device("cpu")
+    assert "cores" in platform.describe() and "GiB free" in platform.describe()
+    assert platform.providers == ("cpu", "torch") and platform.device == "cpu"
 
 
 def test_auto_takes_a_gpu_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +140,7 @@ def test_auto_takes_a_gpu_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(CudaPlatform, "unavailable", classmethod(lambda cls: None))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     found = select_platform("auto")
-    assert (found.name, found.default_dtype, found.device) == ("cuda", "bfloat16", torch.device("cuda", 0))
+    assert (found.name, found.default_dtype, found.device) == ("cuda", "bfloat16", "cuda:0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     assert select_platform("cuda").default_dtype == "float16"
 
