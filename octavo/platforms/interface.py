@@ -1,6 +1,6 @@
 """What the rest of the engine asks of the device it runs on. One object per engine, chosen once by
-`platforms.registry.select_platform`; nothing above asks which kind of device it is. torch is imported by the methods that
-need it, since the HTTP process asks for defaults only.
+`platforms.registry.select_platform`; nothing above asks which kind of device it is. Only methods that need torch import
+it, since the HTTP process asks for defaults only.
 """
 
 from typing import Protocol
