@@ -35,7 +35,7 @@ def load_model(
         ModelError: an unknown architecture or setting, or a tensor that is missing, unknown or of the wrong shape.
     """
     model = build_model(spec, dtype, device, max_model_len)
-    load_weights(model, weights)
+    load_weights(model, weights, spec.path)
     return model
 
 
@@ -52,14 +52,15 @@ def build_model(
     return model
 
 
-def load_weights(model: CausalLM, weights: Iterable[tuple[str, Tensor]], partial: bool = False) -> None:
+def load_weights(model: CausalLM, weights: Iterable[tuple[str, Tensor]], source: str, partial: bool = False) -> None:
     """Copy tensors into the model's slots; may be called again with newer values.
 
     Args:
+        source: where they come from, for error messages.
         partial: the stream may leave out tensors (an update of some weights).
 
     Raises:
-        ModelError: names the tensor.
+        ModelError: names the source and the tensor.
     """
     slots = {slot.name: slot for slot in model.slots()}
     missing = {name for name, slot in slots.items() if slot.required}
@@ -69,15 +70,15 @@ def load_weights(model: CausalLM, weights: Iterable[tuple[str, Tensor]], partial
             continue
         if name not in slots:
             raise ModelError(
-                f"tensor {checkpoint_name!r} is not part of a {type(model).__name__} with this configuration"
+                f"{source}: tensor {checkpoint_name!r} is not part of a {type(model).__name__} with this configuration"
             )
         shape, write = slots[name].slot
         if tensor.shape != shape:
             raise ModelError(
-                f"tensor {checkpoint_name!r} is {list(tensor.shape)}, but the configuration says {list(shape)}"
+                f"{source}: tensor {checkpoint_name!r} is {list(tensor.shape)} but the config says {list(shape)}"
             )
         write(tensor)
         missing.discard(name)
     if missing and not partial:
         some = ", ".join(sorted(missing)[:5])
-        raise ModelError(f"{len(missing)} of {len(slots)} tensors are missing from the checkpoint: {some}")
+        raise ModelError(f"{source}: {len(missing)} of {len(slots)} tensors are missing from the checkpoint: {some}")

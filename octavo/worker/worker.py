@@ -47,7 +47,7 @@ class Worker:
         dtype: torch.dtype = getattr(torch, config.dtype)
         model = build_model(spec, dtype, torch.device(self.platform.device), config.max_model_len)
         total = sum(slot.required for slot in model.slots())
-        load_weights(model, _counted(iterate_weights(spec, dtype), total, progress))
+        load_weights(model, _counted(iterate_weights(spec, dtype), total, progress), spec.path)
         self.platform.synchronize()
         # Now that the model has brought in all its ops, each gets its kernel.
         logger.debug("op providers: %s", use_providers(self.platform.providers))

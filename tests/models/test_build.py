@@ -45,9 +45,9 @@ def test_an_update_of_some_tensors_takes_effect_in_place(folder: Path, weights: 
     model = load_tiny(folder)
     before, address = run_whole(model, PROMPT), model.model.embed_tokens.weight.data_ptr()
     name = "model.layers.1.self_attn.k_proj.weight"
-    load_weights(model, [(name, -weights[name])], partial=True)
+    load_weights(model, [(name, -weights[name])], "an update", partial=True)
     assert not torch.equal(run_whole(model, PROMPT), before)
-    load_weights(model, [(name, weights[name])], partial=True)
+    load_weights(model, [(name, weights[name])], "an update", partial=True)
     assert torch.equal(run_whole(model, PROMPT), before)
     assert model.model.embed_tokens.weight.data_ptr() == address
 
@@ -89,7 +89,7 @@ def test_a_tied_checkpoint_may_bring_the_table_twice_but_not_two_tables(tied: Pa
     at = 0 if head_first else len(weights)
     same, other = ([*weights[:at], ("lm_head.weight", head), *weights[at:]] for head in (table, table + 1))
     model = load_model(spec_for(tied), torch.bfloat16, CPU, same)
-    load_weights(model, same)
+    load_weights(model, same, "a checkpoint")
     with pytest.raises(ModelError, match=r"tie_word_embeddings is true but .* differs"):
         load_model(spec_for(tied), torch.bfloat16, CPU, other)
 
