@@ -68,7 +68,7 @@ def test_an_unknown_tensor_is_named(folder: Path, weights: dict[str, Tensor]) ->
 def test_a_tensor_of_another_shape_is_named_with_both_shapes(folder: Path, weights: dict[str, Tensor]) -> None:
     name = "model.layers.0.mlp.up_proj.weight"
     weights[name] = weights[name][:-1]
-    with pytest.raises(ModelError, match=rf"{name}.* is \[95, 64\], but .* says \[96, 64\]"):
+    with pytest.raises(ModelError, match=rf"{name}.* is \[95, 64\] but .* says \[96, 64\]"):
         load_model(spec_for(folder), torch.float32, CPU, weights.items())
 
 
