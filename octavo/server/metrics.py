@@ -165,9 +165,10 @@ class RequestClock:
         if self._first is None:
             self._first = now
             self._metrics.first_token.observe(now - self._arrival)
-        if index in self._last_token:
-            for _ in range(count):
-                self._metrics.inter_token.observe((now - self._last_token[index]) / count)
+        # Tokens that come together share the time since the last one; those that come with the first one took none.
+        last, gaps = (self._last_token[index], count) if index in self._last_token else (now, count - 1)
+        for _ in range(gaps):
+            self._metrics.inter_token.observe((now - last) / gaps)
         self._last_token[index] = now
 
     async def __aenter__(self) -> None:
