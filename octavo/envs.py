@@ -102,5 +102,5 @@ CPU_TIER = EnvVar(
     "OCTAVO_CPU_TIER",
     "",
     str,
-    "Instruction-set tier of the native CPU kernels (portable, avx2, avx512). Default: the best this machine has.",
+    "Instruction-set tier of the native CPU kernels (portable, avx2, avx512, avx512_bf16). Default: the best there is.",
 )

@@ -16,17 +16,6 @@ static_assert(kPanel <= kMaxPanel && kSplit % kPanel == 0);
 
 inline const float kInfinity = __builtin_inff();
 
-// As assembly on x86: gcc 12 deletes calls to functions that do nothing but prefetch.
-inline void prefetch(const void* p, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) {
-#if defined(__x86_64__)
-    asm volatile("prefetcht0 %0" : : "m"(static_cast<const char*>(p)[i]));
-#else
-    __builtin_prefetch(static_cast<const char*>(p) + i);
-#endif
-  }
-}
-
 // dst[d][j] = rows[j][d] for W rows; rows of dst are kPanel apart.
 template <typename T>
 inline void transpose_rows(float* dst, const void* const* rows, int64_t head_dim) {
@@ -94,18 +83,6 @@ inline void add_values(float* out, int64_t stride, const float* weights, const v
   }
   for (int r = 0; r < R; ++r) {
     for (int v = 0; v < V; ++v) store(out + r * stride + d + v * W, acc[r][v]);
-  }
-}
-
-// fn(integral constant R) with R = rows, 1 .. kTileRows.
-template <int R = kTileRows, typename Fn>
-inline void with_rows(int64_t rows, Fn fn) {
-  if constexpr (R == 1) {
-    fn.template operator()<1>();
-  } else if (rows >= R) {
-    fn.template operator()<R>();
-  } else {
-    with_rows<R - 1>(rows, fn);
   }
 }
 

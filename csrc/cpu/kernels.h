@@ -112,6 +112,36 @@ struct AttentionScratch {
   Partial total, part;
 };
 
+// A weight matrix [rows, columns] in panels of kPanelRows rows: [panels][steps][kPanelRows][depth]. A step is `depth`
+// consecutive columns: 2 of bf16, which dot-product instructions take in pairs, 1 of the other types. Zero beyond the
+// last row and the last column.
+constexpr int kPanelRows = 32;
+
+struct Packed {
+  void* data;
+  int64_t rows, columns, depth, steps;
+  DType dtype;
+};
+
+// out = x @ weight.T + bias, rounded once.
+struct LinearArgs {
+  void* out;         // [T, rows], float or of the weight's type
+  const void* x;     // [T, columns] of the weight's type
+  const void* bias;  // [rows] of the weight's type, or null
+  int64_t out_stride, x_stride, tokens;
+  int64_t chunk;  // tokens that a thread takes through all its panels before the next ones
+  bool float_out;
+  Packed weight;
+};
+
+constexpr int kMaxOutputs = 128;  // columns of a tile in any tier
+
+// One thread's room for a chunk.
+struct LinearScratch {
+  float* x;    // [chunk, steps * depth], for tokens that are not multiplied as they lie
+  float* out;  // [chunk, kMaxOutputs], sums over the columns so far
+};
+
 struct Kernels {
   const char* name;
   void (*norm)(const NormArgs&, int64_t begin, int64_t end);
@@ -125,11 +155,14 @@ struct Kernels {
   // total <- total and then part, in that order, for `rows` rows; part is only read.
   void (*merge)(Partial& total, const Partial& part, int64_t rows, int64_t head_dim);
   void (*finish)(const AttentionArgs&, const Tile&, const Partial& total);
+  // All tokens times the panels begin .. end.
+  void (*linear)(const LinearArgs&, LinearScratch&, int64_t begin, int64_t end);
 };
 
-// Slowest first; which exist depends on the compiler, which run on the machine. AMX tiers will follow avx512.
+// Slowest first; which exist depends on the compiler, which run on the machine. AMX will follow.
 const Kernels* portable_kernels();
 const Kernels* avx2_kernels();
 const Kernels* avx512_kernels();
+const Kernels* avx512_bf16_kernels();
 
 }  // namespace octavo

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "matrix.h"
 #include "ops.h"
 #include "pool.h"
 
@@ -30,6 +31,7 @@ std::vector<const Kernels*> runnable_tiers() {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl")) {
     tiers.push_back(avx512_kernels());
+    if (__builtin_cpu_supports("avx512bf16")) tiers.push_back(avx512_bf16_kernels());
   }
 #endif
   return tiers;
@@ -139,6 +141,29 @@ void add_ops(nb::module_& m) {
       no_gil);
 }
 
+void add_matrix(nb::module_& m) {
+  using U = uintptr_t;
+  using I = int64_t;
+  auto no_gil = nb::call_guard<nb::gil_scoped_release>();
+  nb::class_<Matrix>(m, "Matrix")
+      .def("__init__", [](Matrix* self, I rows, I columns, int type) { new (self) Matrix(rows, columns, dtype(type)); })
+      .def(
+          "write",
+          [](Matrix& self, U x, I x_stride, I begin, I count) { self.write(at(x), x_stride, begin, count); }, no_gil)
+      .def(
+          "read",
+          [](const Matrix& self, U out, I out_stride, U ids, I begin, I count) {
+            self.read(at(out), out_stride, at<I>(ids), begin, count);
+          },
+          no_gil)
+      .def(
+          "multiply",
+          [](const Matrix& self, U out, I out_stride, bool float_out, U x, I x_stride, U bias, I tokens) {
+            self.multiply(kernels(), {at(out), at(x), at(bias), out_stride, x_stride, tokens, 0, float_out, {}});
+          },
+          no_gil);
+}
+
 }  // namespace
 }  // namespace octavo
 
@@ -151,4 +176,5 @@ NB_MODULE(_native, m) {
   m.def("num_threads", [] { return Pool::get().size(); });
   m.def("set_num_threads", [](int threads) { Pool::get().resize(threads); }, nb::call_guard<nb::gil_scoped_release>());
   add_ops(m);
+  add_matrix(m);
 }

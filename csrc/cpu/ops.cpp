@@ -1,13 +1,11 @@
 #include "ops.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
-#include <memory>
-#include <new>
 #include <utility>
 #include <vector>
 
+#include "buffer.h"
 #include "pool.h"
 
 namespace octavo {
@@ -20,26 +18,6 @@ template <typename Body>
 void over_rows(int64_t rows, int64_t row_size, const Body& body) {
   Pool::get().parallel_for(rows, std::max<int64_t>(1, kPiece / std::max<int64_t>(row_size, 1)), body);
 }
-
-// Memory that is kept between calls and only grows.
-class Buffer {
- public:
-  float* get(int64_t floats) {
-    if (floats > size_) {
-      size_ = (floats + 15) / 16 * 16;
-      data_.reset(static_cast<float*>(std::aligned_alloc(64, static_cast<size_t>(size_) * sizeof(float))));
-      if (!data_) throw std::bad_alloc();
-    }
-    return data_.get();
-  }
-
- private:
-  struct Free {
-    void operator()(float* p) const { std::free(p); }
-  };
-  std::unique_ptr<float, Free> data_;
-  int64_t size_ = 0;
-};
 
 int64_t stride_of(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
 int64_t partial_floats(int64_t rows, int64_t stride) { return rows * (stride + 2); }

@@ -72,6 +72,30 @@ inline T* row_of(const Rows& rows, int64_t i) {
   return static_cast<T*>(rows.data) + i / rows.inner * rows.outer_stride + i % rows.inner * rows.inner_stride;
 }
 
+// fn(integral constant R) with R = rows, 1 .. kTileRows.
+template <int R = kTileRows, typename Fn>
+inline void with_rows(int64_t rows, Fn fn) {
+  if constexpr (R == 1) {
+    fn.template operator()<1>();
+  } else if (rows >= R) {
+    fn.template operator()<R>();
+  } else {
+    with_rows<R - 1>(rows, fn);
+  }
+}
+
+// As assembly on x86: gcc 12 deletes calls to functions that do nothing but prefetch.
+inline void prefetch_line(const char* p) {
+#if defined(__x86_64__)
+  asm volatile("prefetcht0 %0" : : "m"(*p));
+#else
+  __builtin_prefetch(p);
+#endif
+}
+inline void prefetch(const void* p, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) prefetch_line(static_cast<const char*>(p) + i);
+}
+
 // e^x to 2 ulp (range reduction and polynomial of the Cephes library); 0 below -87.3, at most e^88; NaN stays NaN.
 inline F exp(F x) {
   F y = min(set(88.0f), max(set(-87.3f), x));

@@ -11,6 +11,7 @@ using F = __m256;
 constexpr int W = 8;
 constexpr int kTileRows = 6;  // 6 x 2 accumulators, 2 loads and 1 broadcast fill 15 of 16 registers
 constexpr int kTileVecs = 2;
+constexpr int kPairRows = 4;  // rows of a tile whose loads fill two registers each
 
 inline __m256i lanes() { return _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7); }
 inline __m256i first(int n) { return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), lanes()); }

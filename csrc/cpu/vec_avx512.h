@@ -11,6 +11,7 @@ using F = __m512;
 constexpr int W = 16;
 constexpr int kTileRows = 6;  // 6 x 4 accumulators, 4 loads and 1 broadcast fill 29 of 32 registers
 constexpr int kTileVecs = 4;
+constexpr int kPairRows = 5;  // rows of a tile whose loads fill two registers each
 
 inline __mmask16 first(int n) { return static_cast<__mmask16>((1u << n) - 1); }
 

@@ -11,6 +11,7 @@ typedef int32_t I __attribute__((vector_size(16)));
 constexpr int W = 4;
 constexpr int kTileRows = 4;
 constexpr int kTileVecs = 2;
+constexpr int kPairRows = 3;  // rows of a tile whose loads fill two registers each
 
 inline F set(float x) { return F{x, x, x, x}; }
 inline F fma(F a, F b, F c) { return a * b + c; }

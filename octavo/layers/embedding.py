@@ -9,8 +9,11 @@ from torch import Tensor, nn
 from octavo.errors import ModelError
 from octavo.layers.build import Build, NamedSlot
 from octavo.ops.embedding import embedding
+from octavo.ops.empty_weight import Weight, dense, empty_weight
 from octavo.ops.logits import logits
 from octavo.quantization.interface import Slot
+
+COMPARED_ROWS = 4096
 
 
 class Embedding(nn.Module):
@@ -30,7 +33,7 @@ class Embedding(nn.Module):
 
     def create(self, name: str, build: Build) -> None:
         """Create the table."""
-        self.weight = torch.empty(self.shape, dtype=build.dtype, device=build.device)
+        self.weight = empty_weight(*self.shape, build.dtype, build.device)
         if self.round_scale:
             self.scale = torch.tensor(self.scale, dtype=build.dtype).item()
 
@@ -47,7 +50,7 @@ class Embedding(nn.Module):
         if self.written_by in (None, tensor_name):
             self.written_by = tensor_name
             self.weight.copy_(tensor)
-        elif not torch.equal(self.weight, tensor.to(self.weight)):
+        elif not equal(self.weight, tensor):
             raise ModelError(
                 f"tie_word_embeddings is true but {tensor_name} differs from {self.written_by}; "
                 "if the head has its own weights, pass --hf-overrides '{\"tie_word_embeddings\": false}'"
@@ -84,7 +87,7 @@ class Head(nn.Module):
 
     def create(self, name: str, build: Build) -> None:
         """Create the table, or take the embedding's, which comes earlier in the model."""
-        self.weight = self.tied.weight if self.tied else torch.empty(self.shape, dtype=build.dtype, device=build.device)
+        self.weight = self.tied.weight if self.tied else empty_weight(*self.shape, build.dtype, build.device)
 
     def slots(self, name: str) -> Iterator[NamedSlot]:
         """The table; a tied head's need not be in the checkpoint."""
@@ -101,3 +104,9 @@ class Head(nn.Module):
         if self.softcap is not None:
             scores.div_(self.softcap).tanh_().mul_(self.softcap)
         return scores
+
+
+def equal(weight: Weight, tensor: Tensor) -> bool:
+    """Whether a weight [V, hidden] holds a tensor's values; without a second copy of it all."""
+    parts = zip(weight.split(COMPARED_ROWS), tensor.split(COMPARED_ROWS), strict=True)
+    return all(torch.equal(mine, theirs.to(mine)) for mine, theirs in ((dense(rows), other) for rows, other in parts))

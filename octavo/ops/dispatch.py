@@ -17,8 +17,12 @@ IMPLS: Registry[Callable[..., object]] = Registry(
     "kernel",
     {
         "cpu/add_rms_norm": "octavo.kernels.cpu.rowwise:add_rms_norm",
+        "cpu/embedding": "octavo.kernels.cpu.linear:embedding",
+        "cpu/empty_weight": "octavo.kernels.cpu.linear:empty_weight",
         "cpu/gelu_mul": "octavo.kernels.cpu.rowwise:gelu_mul",
         "cpu/gelu_tanh_mul": "octavo.kernels.cpu.rowwise:gelu_tanh_mul",
+        "cpu/linear": "octavo.kernels.cpu.linear:linear",
+        "cpu/logits": "octavo.kernels.cpu.linear:logits",
         "cpu/paged_attention": "octavo.kernels.cpu.attention:paged_attention",
         "cpu/rms_norm": "octavo.kernels.cpu.rowwise:rms_norm",
         "cpu/rope": "octavo.kernels.cpu.rowwise:rope",

@@ -4,10 +4,11 @@ import torch
 from torch import Tensor
 
 from octavo.ops.dispatch import op
+from octavo.ops.empty_weight import Weight, dense
 
 
 @op
-def embedding(ids: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+def embedding(ids: Tensor, weight: Weight, out: Tensor | None = None) -> Tensor:
     """Gather `weight[ids]`.
 
     Args:
@@ -15,4 +16,4 @@ def embedding(ids: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
         weight: [V, K]
         out: [T, K], written when given.
     """
-    return torch.index_select(weight, 0, ids, out=out)
+    return torch.index_select(dense(weight), 0, ids, out=out)

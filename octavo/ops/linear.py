@@ -5,12 +5,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.ops.dispatch import op
+from octavo.ops.empty_weight import Weight, dense
 
 ROWS = 16
 
 
 @op
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Weight, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
     """`x @ weight.T + bias`.
 
     Args:
@@ -19,8 +20,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | 
         bias: [N]
         out: [T, N], written when given.
     """
-    x, num_rows = pad_rows(x), len(x)
-    product = torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
+    x, columns, num_rows = pad_rows(x), dense(weight).t(), len(x)
+    product = torch.mm(x, columns) if bias is None else torch.addmm(bias, x, columns)
     return product[:num_rows] if out is None else out.copy_(product[:num_rows])
 
 

@@ -4,13 +4,14 @@ import torch
 from torch import Tensor
 
 from octavo.ops.dispatch import op
+from octavo.ops.empty_weight import Weight, dense
 from octavo.ops.linear import pad_rows
 
 SLICE_ROWS = 4096
 
 
 @op
-def logits(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+def logits(x: Tensor, weight: Weight, out: Tensor | None = None) -> Tensor:
     """`x @ weight.T`, products and sums in float32.
 
     Args:
@@ -19,9 +20,9 @@ def logits(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
         out: [S, V] float32, written when given.
     """
     if out is None:
-        out = x.new_empty((len(x), len(weight)), dtype=torch.float32)
+        out = x.new_empty((len(x), weight.shape[0]), dtype=torch.float32)
     x, num_rows = pad_rows(x.float()), len(x)
     # A slice at a time: the table of a small model with a large vocabulary must not be held twice.
     for columns, rows in zip(out.split(SLICE_ROWS, 1), weight.split(SLICE_ROWS), strict=True):
-        columns.copy_(torch.mm(x, rows.float().t())[:num_rows])
+        columns.copy_(torch.mm(x, dense(rows).float().t())[:num_rows])
     return out

@@ -1,10 +1,11 @@
-"""Weights as they are: one matrix of the compute dtype. Knows nothing of files."""
+"""Weights as they are: one matrix of the compute dtype, in the layout of its provider. Knows nothing of files."""
 
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
+from octavo.ops.empty_weight import empty_weight
 from octavo.ops.linear import linear
 from octavo.quantization.interface import LinearSlot, Slot
 
@@ -17,7 +18,7 @@ class UnquantizedWeights:
     ) -> None:
         out_features = sum(parts.values())
         self.parts = parts
-        self.weight = torch.empty((out_features, in_features), dtype=dtype, device=device)
+        self.weight = empty_weight(out_features, in_features, dtype, device)
         self.bias = torch.empty(out_features, dtype=dtype, device=device) if bias else None
 
     def slots(self) -> Iterator[LinearSlot]:

@@ -45,6 +45,7 @@ class Worker:
         config, spec = self.config, self.config.spec
         logger.info("device: %s", self.platform.describe())
         dtype: torch.dtype = getattr(torch, config.dtype)
+        use_providers(self.platform.providers)  # they say how weights are held
         model = build_model(spec, dtype, torch.device(self.platform.device), config.max_model_len)
         total = sum(slot.required for slot in model.slots())
         load_weights(model, _counted(iterate_weights(spec, dtype), total, progress), spec.path)

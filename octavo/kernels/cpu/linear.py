@@ -1,0 +1,111 @@
+"""Weight matrices in the native layout, and the ops that read them: products and rows of an embedding table. What those
+do not cover (another device or dtype, an unusual stride) runs the torch reference.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.cpu import native
+from octavo.ops import embedding as embedding_op
+from octavo.ops import empty_weight as empty_weight_op
+from octavo.ops import linear as linear_op
+from octavo.ops import logits as logits_op
+from octavo.ops.empty_weight import Weight
+
+_native: Any = native.load()
+_CODES = native.DTYPE_CODES
+
+
+class PanelWeight:
+    """Rows begin .. begin + N of a matrix in panels of 32 rows (csrc/cpu/kernels.h). See `octavo.ops.empty_weight`."""
+
+    def __init__(self, matrix: Any, dtype: torch.dtype, begin: int, shape: torch.Size, whole: bool = True) -> None:
+        self.matrix = matrix
+        self.dtype = dtype
+        self.begin = begin
+        self.shape = shape
+        self.whole = whole
+        """Products and gathers want all rows of the matrix."""
+
+    def split(self, rows: int | list[int]) -> "tuple[PanelWeight, ...]":
+        """Ranges of rows; they share this one's memory."""
+        total, columns = self.shape
+        sizes = rows if isinstance(rows, list) else [min(rows, total - i) for i in range(0, total, rows)]
+        begins = [self.begin + sum(sizes[:i]) for i in range(len(sizes))]
+        return tuple(
+            PanelWeight(self.matrix, self.dtype, begin, torch.Size((size, columns)), False)
+            for begin, size in zip(begins, sizes, strict=True)
+        )
+
+    def copy_(self, source: Tensor) -> "PanelWeight":
+        """Pack the values of `source` [N, K]."""
+        if source.shape != self.shape:
+            raise ValueError(f"cannot copy {list(source.shape)} into a weight of {list(self.shape)}")
+        rows = source.to("cpu", self.dtype)
+        rows = rows if rows.stride(1) == 1 else rows.contiguous()
+        self.matrix.write(rows.data_ptr(), rows.stride(0), self.begin, len(rows))
+        return self
+
+    def unpack(self) -> Tensor:
+        """The values [N, K], a new tensor."""
+        out = torch.empty(self.shape, dtype=self.dtype)
+        self.matrix.read(out.data_ptr(), out.stride(0), 0, self.begin, len(out))
+        return out
+
+
+def empty_weight(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Weight:
+    """See `octavo.ops.empty_weight`."""
+    if _native is None or dtype not in _CODES or device.type != "cpu":
+        return empty_weight_op.empty_weight.reference(rows, columns, dtype, device)
+    return PanelWeight(_native.Matrix(rows, columns, _CODES[dtype]), dtype, 0, torch.Size((rows, columns)))
+
+
+def _covers(x: Tensor, weight: Weight) -> bool:
+    """Whether the kernel multiplies x [T, K] as it lies by this weight."""
+    return type(weight) is PanelWeight and weight.whole and x.dtype is weight.dtype and x.is_cpu and x.stride(1) == 1
+
+
+def linear(x: Tensor, weight: Weight, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """See `octavo.ops.linear`."""
+    if not _covers(x, weight) or (bias is not None and not _is_vector(bias, x.dtype)):
+        return linear_op.linear.reference(x, weight, bias, out)
+    tokens, rows = x.shape[0], weight.shape[0]
+    target = x.new_empty((tokens, rows)) if out is None else out
+    if target.stride(1) != 1 or target.dtype is not x.dtype:
+        return linear_op.linear.reference(x, weight, bias, out)
+    _multiply(weight, x, bias, target)
+    return target
+
+
+def logits(x: Tensor, weight: Weight, out: Tensor | None = None) -> Tensor:
+    """See `octavo.ops.logits`."""
+    if not _covers(x, weight) or (out is not None and out.stride(1) != 1):
+        return logits_op.logits.reference(x, weight, out)
+    target = x.new_empty((x.shape[0], weight.shape[0]), dtype=torch.float32) if out is None else out
+    _multiply(weight, x, None, target)
+    return target
+
+
+def embedding(ids: Tensor, weight: Weight, out: Tensor | None = None) -> Tensor:
+    """See `octavo.ops.embedding`."""
+    if type(weight) is not PanelWeight or not weight.whole or not _is_vector(ids, torch.int64):
+        return embedding_op.embedding.reference(ids, weight, out)
+    target = torch.empty((ids.shape[0], weight.shape[1]), dtype=weight.dtype) if out is None else out
+    if target.stride(1) != 1 or target.dtype is not weight.dtype:
+        return embedding_op.embedding.reference(ids, weight, out)
+    weight.matrix.read(target.data_ptr(), target.stride(0), ids.data_ptr(), 0, ids.shape[0])
+    return target
+
+
+def _is_vector(x: Tensor, dtype: torch.dtype) -> bool:
+    return x.is_cpu and x.dtype is dtype and x.is_contiguous()
+
+
+def _multiply(weight: Any, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """out = x @ weight.T + bias, rounded to out's type, which is x's or float32."""
+    weight.matrix.multiply(
+        *(out.data_ptr(), out.stride(0), out.dtype is torch.float32, x.data_ptr(), x.stride(0)),
+        *(0 if bias is None else bias.data_ptr(), x.shape[0]),
+    )
