@@ -11,7 +11,7 @@
 namespace octavo::OCTAVO_TIER {
 
 constexpr int kPanel = kTileVecs * W;  // tokens scored together
-constexpr int kAhead = 128;               // tokens between a prefetch and its use
+constexpr int kAhead = 64;                // most tokens between a prefetch and its use
 static_assert(kPanel <= kMaxPanel && kSplit % kPanel == 0);
 
 inline const float kInfinity = __builtin_inff();
@@ -203,15 +203,18 @@ struct TileAttention {
   }
 
   void score(int begin, int end) {
+    int ahead = end - begin < kAhead ? end - begin : kAhead;
     for (int panel = begin / kPanel * kPanel; panel < end; panel += kPanel) {
-      for (int i = panel + kAhead; i < panel + kAhead + kPanel; ++i) {  // after the keys come the values
-        if (i < end) {
-          prefetch(s.keys[i], row_bytes());
-        } else if (i - end + begin < end) {
-          prefetch(s.values[i - end + begin], row_bytes());
+      for (int t = panel; t < panel + kPanel; t += W) {
+        for (int i = t + ahead; i < t + ahead + W; ++i) {  // after the keys come the values
+          if (i < end) {
+            prefetch(s.keys[i], row_bytes());
+          } else if (i - end + begin < end) {
+            prefetch(s.values[i - end + begin], row_bytes());
+          }
         }
+        transpose_rows<T>(s.k_panel + t - panel, s.keys + t, a.head_dim);
       }
-      for (int v = 0; v < kTileVecs; ++v) transpose_rows<T>(s.k_panel + v * W, s.keys + panel + v * W, a.head_dim);
       for (int64_t m = 0; m < rows; m += kTileRows) {
         with_rows(rows - m, [&]<int R>() {
           score_panel<R>(s.scores + m * kSplit + panel, s.q + m * s.part.stride, s.part.stride, s.k_panel, a.head_dim);
@@ -220,14 +223,17 @@ struct TileAttention {
     }
   }
 
-  // Few queries read the pages themselves; many share rows that were converted to float once. After the values come the
-  // keys of `next` from position `next_begin`.
+  // Few queries read the pages themselves, in short runs between prefetches; many share rows that were converted to
+  // float once. After the values come the keys of `next` from position `next_begin`.
   void sum_values(int begin, int end, const Tile* next, int64_t next_begin) {
-    for (int t = begin; t < end; t += kMaxPanel) {
-      int count = end - t < kMaxPanel ? end - t : kMaxPanel;
-      for (int i = t + kAhead; i < t + kAhead + count && i < end; ++i) prefetch(s.values[i], row_bytes());
-      if (next && t - begin < kAhead) prefetch_keys(*next, next_begin + t - begin, next_begin + t - begin + kMaxPanel);
-      if (sizeof(T) == 4 || rows <= kTileRows) {
+    bool as_they_lie = sizeof(T) == 4 || rows <= kTileRows;
+    int run = as_they_lie ? 16 : kMaxPanel, ahead = end - begin < kAhead ? end - begin : kAhead;
+    for (int t = begin; t < end; t += run) {
+      int count = end - t < run ? end - t : run;
+      for (int i = t + ahead; i < t + ahead + count && i < end; ++i) prefetch(s.values[i], row_bytes());
+      int64_t past = t + ahead - end;
+      if (next && past + count > 0) prefetch_keys(*next, next_begin + (past > 0 ? past : 0), next_begin + past + count);
+      if (as_they_lie) {
         add_values_of_tile<T>(s.part.out, s.part.stride, s.scores + t, s.values + t, rows, count, a.head_dim);
         continue;
       }

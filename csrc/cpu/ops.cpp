@@ -54,7 +54,7 @@ void zero_padding(const AttentionArgs& a) {
   }
 }
 
-// Tiles of the batch, the longest contexts last.
+// Tiles of the batch; of a row, the longest contexts first, so that no thread is left with one at the end.
 void plan_tiles(const AttentionArgs& a, std::vector<Tile>& tiles) {
   tiles.clear();
   int64_t group = a.heads / a.kv_heads;
@@ -63,8 +63,8 @@ void plan_tiles(const AttentionArgs& a, std::vector<Tile>& tiles) {
     int64_t begin = a.query_start[row], end = a.query_start[row + 1], offset = a.seq_lens[row] - end;
     for (int64_t g = 0; g < a.kv_heads; ++g) {
       for (int64_t head = 0; head < group; head += heads) {
-        for (int64_t token = begin; token < end; token += tokens) {
-          int64_t count = std::min(tokens, end - token), position = token + offset;
+        for (int64_t past = end; past > begin; past -= tokens) {
+          int64_t token = std::max(begin, past - tokens), count = past - token, position = token + offset;
           int64_t low = a.window ? std::max<int64_t>(0, position + 1 - a.window) : 0;
           tiles.push_back({row, g, g * group + head, std::min(heads, group - head), token, count, position, low / kSplit,
                            (position + count - 1) / kSplit + 1});
@@ -137,14 +137,13 @@ void paged_attention(const Kernels& kernels, const AttentionArgs& a) {
   int64_t count = static_cast<int64_t>(tiles.size()), splits = 0;
   for (const Tile& tile : tiles) splits += tile.split_end - tile.split_begin;
   if (pool.size() > 1 && count < 4 * pool.size() && splits > count) return attend_by_splits(kernels, a, tiles, splits);
-  if (tiles.empty()) return;
-  const Tile* last = &tiles.back();
+  const Tile* planned = tiles.data();  // other threads have their own `tiles`
   int64_t grain = std::max<int64_t>(1, count / (16 * pool.size()));
   pool.parallel_for(count, grain, [&](int64_t begin, int64_t end) {
     AttentionScratch& scratch = thread_scratch(a.head_dim);
     for (int64_t i = begin; i < end; ++i) {
-      const Tile& tile = *(last - i);  // longest first, so that no thread is left with one at the end
-      const Tile* next = i + 1 < end ? &tile - 1 : nullptr;
+      const Tile& tile = planned[i];
+      const Tile* next = i + 1 < end ? &tile + 1 : nullptr;
       kernels.attend(a, tile, tile.split_begin, tile.split_end, next, scratch);
       kernels.finish(a, tile, scratch.total);
     }
