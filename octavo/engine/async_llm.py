@@ -4,8 +4,10 @@ the model in a process of its own; knows no HTTP.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 
 from octavo import envs
@@ -100,31 +102,60 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> AsyncGenerator[RequestOutput]:
-        """Submit one prompt and yield what is new, each time it is; a slow reader gets several steps at once.
+        """Submit one prompt and yield what is new, each time it is; otherwise as `generate_all`."""
+        stream = self.generate_all([prompt], params, request_id, priority=priority, cache_salt=cache_salt)
+        async with aclosing(stream):
+            async for _, output in stream:
+                yield output
+
+    async def generate_all(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[tuple[int, RequestOutput]]:
+        """Submit the prompts of one request, all or none, and yield (place of the prompt, what is new) each time there
+        is something; a slow reader gets several steps at once.
 
         Every output is cumulative: `text`, `token_ids` and `logprobs` of a sample hold everything so far. The lists are
         the same growing objects each time, so a step costs its new tokens only. `outputs` holds the samples that have
-        changed; the last output has `finished` set. Closing the iterator aborts the request and frees its pages.
+        changed; the last output of a prompt has `finished` set. Closing the iterator aborts what is left and frees its
+        pages.
 
         Raises:
-            ClientError: the request is wrong or can never run, or the queue is full (OverloadedError).
-            EngineError: the engine failed on this request; EngineDeadError when it is gone.
+            ClientError: a prompt is wrong or can never run, or the queue is full (OverloadedError).
+            EngineError: the engine failed on a prompt; EngineDeadError when it is gone.
         """
-        news = asyncio.Event()
-        state = self._submit(self._open(prompt, params, request_id, priority, cache_salt, news))
+        ids = [request_id] if len(prompts) == 1 else [f"{request_id}-{i}" for i in range(len(prompts))]
+        awake, changed = asyncio.Event(), dict[int, None]()
+
+        def on_news(place: int) -> None:
+            changed[place] = None
+            awake.set()
+
+        states: list[RequestState] = []
         try:
-            finished = False
-            while not finished:
-                await news.wait()
-                news.clear()
-                output = state.take()
-                finished = output.finished
-                if finished and state.error is not None:
-                    raise state.error
-                yield output
+            for place, prompt in enumerate(prompts):
+                states.append(self._open(prompt, params, ids[place], priority, cache_salt, partial(on_news, place)))
+            self._client.submit([sequence for state in states for sequence in state.submission.sequences])
+            num_open = len(states)
+            while num_open:
+                await awake.wait()
+                awake.clear()
+                while changed:
+                    state = states[place := next(iter(changed))]
+                    del changed[place]
+                    output = state.take()
+                    if output.finished:
+                        num_open -= 1
+                        if state.error is not None:
+                            raise state.error
+                    yield place, output
         finally:
-            if not state.finished:
-                self._abort([request_id])
+            self._abort([state.submission.request_id for state in states if not state.finished])
 
     async def abort(self, request_ids: Iterable[str]) -> None:
         """End requests early; each ends with finish reason "abort". Ids that are not open are ignored."""
@@ -199,7 +230,7 @@ class AsyncLLM:
         request_id: str,
         priority: int,
         cache_salt: str | None,
-        news: asyncio.Event,
+        on_news: Callable[[], None],
     ) -> RequestState:
         inputs = self._check_started()
         if self._draining:
@@ -207,15 +238,7 @@ class AsyncLLM:
         submission = inputs.process(prompt, params, request_id, priority=priority, cache_salt=cache_salt)
         if not len(self._outputs):
             self._last_progress_s = time.monotonic()
-        return self._outputs.add(submission, news.set)
-
-    def _submit(self, state: RequestState) -> RequestState:
-        try:
-            self._client.submit(state.submission.sequences)
-        except EngineDeadError:
-            self._outputs.abort([state.submission.request_id])
-            raise
-        return state
+        return self._outputs.add(submission, on_news)
 
     def _abort(self, request_ids: Iterable[str]) -> None:
         self._abort_in_core(self._outputs.abort(request_ids))

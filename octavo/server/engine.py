@@ -1,6 +1,6 @@
 """What the server needs of an engine. `octavo.engine.async_llm.AsyncLLM` is one; tests bring a scripted one."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 from octavo.config import EngineConfig
@@ -29,24 +29,25 @@ class Engine(Protocol):
         """
         ...
 
-    def generate(
+    def generate_all(
         self,
-        prompt: list[int],
+        prompts: Sequence[list[int]],
         params: SamplingParams,
         request_id: str,
         *,
         priority: int = 0,
         cache_salt: str | None = None,
-    ) -> AsyncGenerator[RequestOutput]:
-        """Submit one prompt and yield an output each time there is something new.
+    ) -> AsyncGenerator[tuple[int, RequestOutput]]:
+        """Submit the prompts of one request, all or none, and yield (place of the prompt, output) for all news.
 
         Every yielded `RequestOutput` is cumulative: `text`, `token_ids` and `logprobs` of a sample hold everything so
         far (the lists may be the same growing objects, so nothing is copied per token). `outputs` holds the samples
-        that changed. The last one has `finished` set. Closing the iterator aborts the request and frees its blocks.
+        that changed. The last one of a prompt has `finished` set. Closing the iterator aborts what is left and frees
+        its blocks.
 
         Raises:
-            ClientError: at the first step, when the request can never run or the queue is full (OverloadedError).
-            EngineError: the engine failed on this request; EngineDeadError when it is gone.
+            ClientError: at the first step, when a prompt can never run or the queue is full (OverloadedError).
+            EngineError: the engine failed on a prompt; EngineDeadError when it is gone.
         """
         ...
 

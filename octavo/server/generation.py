@@ -1,11 +1,11 @@
 """Runs the prompts of one HTTP request on the engine and yields their news, merged. Knows no API form."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from octavo.errors import ClientError, OverloadedError
 from octavo.outputs import CompletionOutput, FinishReason, RequestOutput, TokenLogprobs
 from octavo.sampling_params import SamplingParams
 from octavo.server.engine import Engine
@@ -90,58 +90,29 @@ class UsageCount:
 
 
 async def run(engine: Engine, metrics: Metrics, work: Work) -> AsyncGenerator[News]:
-    """Submit every prompt, in order, and yield what comes. Closing the generator aborts what still runs.
+    """Submit all prompts, or none, and yield what comes. Closing the generator aborts what still runs.
 
     Raises:
         ClientError, EngineError: of the first prompt that fails; the others are aborted.
     """
-    sources = [_observed(engine, metrics, work, i) for i in range(len(work.prompts))]
-    merged = sources[0] if len(sources) == 1 else _merge(sources)
-    async with aclosing(merged):
-        async for news in merged:
-            yield news
-
-
-async def _observed(engine: Engine, metrics: Metrics, work: Work, prompt_index: int) -> AsyncGenerator[News]:
-    """One prompt's outputs, measured."""
-    prompt = work.prompts[prompt_index]
-    request_id = work.request_id if len(work.prompts) == 1 else f"{work.request_id}-{prompt_index}"
-    clock = RequestClock(metrics, len(prompt.token_ids), work.params)
-    outputs = engine.generate(
-        prompt.token_ids, work.params, request_id, priority=work.priority, cache_salt=work.cache_salt
+    clocks = [RequestClock(metrics, len(prompt.token_ids), work.params) for prompt in work.prompts]
+    stream = engine.generate_all(
+        [prompt.token_ids for prompt in work.prompts],
+        work.params,
+        work.request_id,
+        priority=work.priority,
+        cache_salt=work.cache_salt,
     )
-    async with aclosing(outputs), clock:
-        async for output in outputs:
-            clock.see(output)
-            yield News(prompt_index, output)
-
-
-async def _merge(sources: Sequence[AsyncGenerator[News]]) -> AsyncGenerator[News]:
-    """Outputs of all sources as they come; the first failure ends all."""
-    queue: asyncio.Queue[News | Exception | None] = asyncio.Queue()
-
-    async def pump(source: AsyncGenerator[News]) -> None:
-        try:
-            async with aclosing(source):
-                async for news in source:
-                    queue.put_nowait(news)
-        except Exception as err:  # travels to the reader, who raises it
-            queue.put_nowait(err)
-        else:
-            queue.put_nowait(None)
-
-    tasks = [asyncio.create_task(pump(source)) for source in sources]
-    running = len(tasks)
     try:
-        while running:
-            item = await queue.get()
-            if isinstance(item, Exception):
-                raise item
-            if item is None:
-                running -= 1
-            else:
-                yield item
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        async with aclosing(stream):
+            async for place, output in stream:
+                clocks[place].see(output)
+                yield News(place, output)
+    except ClientError as err:  # none of them has run
+        if isinstance(err, OverloadedError):
+            metrics.rejected.inc()
+        raise
+    except BaseException as err:
+        for clock in clocks:
+            clock.end("error" if isinstance(err, Exception) else "abort")
+        raise

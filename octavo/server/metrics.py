@@ -11,7 +11,6 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from octavo.errors import OverloadedError
 from octavo.messages import SchedulerStats
 from octavo.outputs import FinishReason, RequestOutput
 from octavo.sampling_params import SamplingParams
@@ -136,7 +135,7 @@ class HttpMetrics:
 
 
 class RequestClock:
-    """Measures one prompt of one request; use as `async with`, and `see` every output."""
+    """Measures one prompt of one request: `see` every output, and `end` it if the last one does not come."""
 
     def __init__(self, metrics: Metrics, num_prompt_tokens: int, params: SamplingParams) -> None:
         self._metrics = metrics
@@ -148,6 +147,7 @@ class RequestClock:
         self._num_tokens: dict[int, int] = {}
         self._reasons: dict[int, FinishReason] = {}
         self._last: RequestOutput | None = None
+        self._ended = False
 
     def see(self, output: RequestOutput) -> None:
         """Take in one output."""
@@ -160,6 +160,8 @@ class RequestClock:
                 self._num_tokens[sample.index] = len(sample.token_ids)
             if sample.finish_reason is not None:
                 self._reasons[sample.index] = sample.finish_reason
+        if output.finished:
+            self.end("error")
 
     def _see_tokens(self, index: int, count: int, now: float) -> None:
         if self._first is None:
@@ -171,23 +173,15 @@ class RequestClock:
             self._metrics.inter_token.observe((now - last) / gaps)
         self._last_token[index] = now
 
-    async def __aenter__(self) -> None:
-        return None
-
-    async def __aexit__(self, kind: type[BaseException] | None, err: BaseException | None, trace: object) -> None:
-        metrics, now = self._metrics, time.monotonic()
-        if err is not None and self._last is None and isinstance(err, Exception):
-            self._refused(err)
+    def end(self, unfinished: FinishReason) -> None:
+        """The prompt has ended, if it has not already; samples that gave no reason of their own have `unfinished`."""
+        if self._ended:
             return
-        ended: FinishReason = "error" if isinstance(err, Exception) else "abort"
+        self._ended = True
         for index in range(self._params.n):
-            metrics.finished[self._reasons.get(index, ended)].inc()
-        self._see_times(now)
+            self._metrics.finished[self._reasons.get(index, unfinished)].inc()
+        self._see_times(time.monotonic())
         self._see_sizes()
-
-    def _refused(self, err: Exception) -> None:
-        if isinstance(err, OverloadedError):
-            self._metrics.rejected.inc()
 
     def _see_times(self, now: float) -> None:
         metrics = self._metrics

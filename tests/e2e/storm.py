@@ -136,7 +136,9 @@ def send_bad(client: Client, rng: random.Random) -> int:
         headers = {"Content-Type": rng.choice(["application/json", "text/plain"])}
         response = client.http.post(path, content=rng.choice(BAD_BODIES), headers=headers)
     elif rng.random() < 0.1:
-        method, where = rng.choice([("GET", path), ("POST", "/v1/nothing"), ("PUT", "/metrics"), ("GET", "/v1/models/x")])
+        method, where = rng.choice(
+            [("GET", path), ("POST", "/v1/nothing"), ("PUT", "/metrics"), ("GET", "/v1/models/x")]
+        )
         response = client.http.request(method, where)
     else:
         own = BAD_CHATS if "chat" in path else BAD_COMPLETIONS

@@ -20,6 +20,8 @@ from tests.script_model import write_random_model
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900 + 60 * 2 * int(os.environ.get("OCTAVO_TEST_MINUTES", "0")))]
 
 CLIENTS = 24
+LAZY_THREADS = 4 + (os.cpu_count() or 1)
+"""asyncio's own pool starts its threads one by one."""
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,11 @@ def storm(server: Served, rng: random.Random, count: int) -> list[int]:
 
 def reference_answers(server: Served) -> list[Any]:
     """Greedy and seeded answers to be given the same for ever."""
-    bodies: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0, "n": 2}, {"temperature": 1, "seed": 4, "n": 3}]
+    bodies: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 0, "n": 2},
+        {"temperature": 1, "seed": 4, "n": 3},
+    ]
     answers = [server.complete("a fixed prompt", max_tokens=24, ignore_eos=True, **body) for body in bodies]
     return [[choice["text"] for choice in answer["choices"]] for answer in answers]
 
@@ -68,7 +74,8 @@ def test_a_thousand_random_requests_leave_everything_as_it_was(server: Served) -
     after = server.settled(5)
     assert server.http.get("/health").status_code == 200
     assert reference_answers(server) == answers
-    assert (after.files, after.threads) == (before.files, before.threads)
+    assert after.files == before.files
+    assert after.threads <= before.threads + LAZY_THREADS
     growth = slope(memory[len(memory) // 2 :]) / 100
     print("bytes per request:", growth, "memory:", memory)
     assert growth < 3000

@@ -154,6 +154,17 @@ def test_a_full_queue_is_answered_503_with_a_time_to_come_back(random_folder: Pa
         assert rejected == 2
 
 
+def test_several_prompts_find_room_together_or_not_at_all(random_folder: Path) -> None:
+    with serve_app(random_folder, max_num_seqs=1, max_num_queued_reqs=1) as world:
+        for stream in (False, True):
+            for _ in range(5):  # whether the first answers before the third is refused is a matter of time
+                assert_refused(world.post("/v1/completions", prompt=["a", "b", "c"], stream=stream, max_tokens=1), 503)
+        assert len(world.complete(["a", "b"], max_tokens=1)["choices"]) == 2
+        world.wait_until_idle()
+        labels = '{engine="0",model_name="test",reason="queue_full"}'
+        assert world.metrics()[f"octavo:admission_rejections_total{labels}"] == 10
+
+
 def test_new_requests_are_refused_while_the_server_drains(script_folder: Path) -> None:
     with serve_app(script_folder, ServerConfig()) as world:
         world.lifecycle.drain()
