@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cstring>
 #include <new>
 
 #include "buffer.h"
@@ -18,17 +19,16 @@ constexpr int64_t kTileSteps = 64;           // of a panel that stay in the L1 c
 
 size_t size_of(DType dtype) { return dtype == DType::f32 ? 4 : 2; }
 
-// fn(E{}) with an unsigned type of the dtype's size.
+// fn(U{}) with an unsigned type of the size of a step of one row: what packing moves.
 template <typename Fn>
-void with_element(DType dtype, Fn fn) {
-  dtype == DType::f32 ? fn(uint32_t{}) : fn(uint16_t{});
+void with_unit(DType dtype, Fn fn) {
+  dtype == DType::f16 ? fn(uint16_t{}) : fn(uint32_t{});
 }
 
-// Element (row, column) of the matrix.
-template <typename E>
-E* element(const Packed& m, int64_t row, int64_t column) {
-  int64_t step = row / kPanelRows * m.steps + column / m.depth;
-  return static_cast<E*>(m.data) + (step * kPanelRows + row % kPanelRows) * m.depth + column % m.depth;
+// The first step of a row; the next one is kPanelRows further.
+template <typename U>
+U* first_step(const Packed& m, int64_t row) {
+  return static_cast<U*>(m.data) + row / kPanelRows * m.steps * kPanelRows + row % kPanelRows;
 }
 
 }  // namespace
@@ -51,18 +51,28 @@ int64_t Matrix::panels() const { return (packed_.rows + kPanelRows - 1) / kPanel
 int64_t Matrix::panel_size() const { return packed_.steps * packed_.depth * kPanelRows; }
 
 void Matrix::write(const void* x, int64_t x_stride, int64_t begin, int64_t count) {
-  with_element(packed_.dtype, [&](auto type) {
-    using E = decltype(type);
-    const E* from = static_cast<const E*>(x) - begin * x_stride;
-    int64_t first = begin / kPanelRows, last = (begin + count + kPanelRows - 1) / kPanelRows;
-    Pool::get().parallel_for(last - first, 8, [&](int64_t i, int64_t end) {
-      for (; i < end; ++i) {
-        int64_t low = std::max(begin, (first + i) * kPanelRows), high = std::min(begin + count, (first + i + 1) * kPanelRows);
-        for (int64_t column = 0; column < packed_.columns; column += kTileSteps * packed_.depth) {
-          int64_t stop = std::min(packed_.columns, column + kTileSteps * packed_.depth);
-          for (int64_t row = low; row < high; ++row) {
-            for (int64_t k = column; k < stop; ++k) *element<E>(packed_, row, k) = from[row * x_stride + k];
+  with_unit(packed_.dtype, [&](auto type) {
+    using U = decltype(type);
+    int64_t row_bytes = packed_.columns * static_cast<int64_t>(size_of(packed_.dtype));
+    int64_t whole = row_bytes / static_cast<int64_t>(sizeof(U)), end = begin + count;
+    auto row_of = [&](int64_t row) {
+      return static_cast<const char*>(x) + (row - begin) * x_stride * static_cast<int64_t>(size_of(packed_.dtype));
+    };
+    int64_t first = begin / kPanelRows, last = (end + kPanelRows - 1) / kPanelRows;
+    Pool::get().parallel_for(last - first, 4, [&](int64_t panel, int64_t stop) {
+      int64_t low = std::max(begin, (first + panel) * kPanelRows), high = std::min(end, (first + stop) * kPanelRows);
+      for (int64_t group = low; group < high; group = (group / kPanelRows + 1) * kPanelRows) {
+        int64_t group_end = std::min(high, (group / kPanelRows + 1) * kPanelRows);
+        for (int64_t step = 0; step < packed_.steps; step += kTileSteps) {
+          int64_t full = std::min(whole, step + kTileSteps);
+          for (int64_t row = group; row < group_end; ++row) {
+            const char* from = row_of(row);
+            U* to = first_step<U>(packed_, row);
+            for (int64_t s = step; s < full; ++s) std::memcpy(to + s * kPanelRows, from + s * sizeof(U), sizeof(U));
           }
+        }
+        for (int64_t row = group; row < group_end && whole < packed_.steps; ++row) {
+          std::memcpy(first_step<U>(packed_, row) + whole * kPanelRows, row_of(row) + whole * sizeof(U), row_bytes % sizeof(U));
         }
       }
     });
@@ -70,13 +80,16 @@ void Matrix::write(const void* x, int64_t x_stride, int64_t begin, int64_t count
 }
 
 void Matrix::read(void* out, int64_t out_stride, const int64_t* ids, int64_t begin, int64_t count) const {
-  with_element(packed_.dtype, [&](auto type) {
-    using E = decltype(type);
+  with_unit(packed_.dtype, [&](auto type) {
+    using U = decltype(type);
+    size_t size = size_of(packed_.dtype), row_bytes = static_cast<size_t>(packed_.columns) * size;
     Pool::get().parallel_for(count, 16, [&](int64_t i, int64_t end) {
       for (; i < end; ++i) {
-        E* to = static_cast<E*>(out) + i * out_stride;
-        int64_t row = ids ? ids[i] : begin + i;
-        for (int64_t k = 0; k < packed_.columns; ++k) to[k] = *element<E>(packed_, row, k);
+        char* to = static_cast<char*>(out) + static_cast<size_t>(i * out_stride) * size;
+        const U* from = first_step<U>(packed_, ids ? ids[i] : begin + i);
+        size_t whole = row_bytes / sizeof(U);
+        for (size_t s = 0; s < whole; ++s) std::memcpy(to + s * sizeof(U), from + s * kPanelRows, sizeof(U));
+        std::memcpy(to + whole * sizeof(U), from + whole * kPanelRows, row_bytes % sizeof(U));
       }
     });
   });

@@ -11,8 +11,8 @@ namespace octavo {
 namespace {
 
 constexpr uint32_t kOpen = 1u << 31;
-// Enough to bridge the gap between two ops of a step, too little to starve another pool (torch's) of its CPU.
-constexpr int kSpins = 400;
+// Some 100 us: enough to bridge the gap between two ops of a step. (To wake a thread that sleeps takes as long.)
+constexpr int kSpins = 4000;
 
 std::atomic<Pool*> current{nullptr};
 

@@ -31,8 +31,8 @@ class Worker:
         self.platform = select_platform(config.device.device)
         self.kv_dtype: torch.dtype = getattr(torch, config.kv_dtype)
         threads = self.platform.set_threads(config.device.threads)
-        if "cpu" in self.platform.providers:
-            native.set_num_threads(threads)
+        if "cpu" in self.platform.providers and native.set_num_threads(threads):
+            torch.set_num_threads(1)  # two pools that wait for work in the same step starve each other
         self._model: Model | None = None
         self._runner: ModelRunner | None = None
 

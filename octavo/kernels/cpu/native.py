@@ -40,8 +40,13 @@ def load() -> ModuleType | None:
     return _native
 
 
-def set_num_threads(threads: int) -> None:
-    """Use this many threads for an op, the calling one included. Default: the CPUs this process may use."""
+def set_num_threads(threads: int) -> bool:
+    """Use this many threads for an op, the calling one included. Default: the CPUs this process may use.
+
+    Returns False if there are no native kernels.
+    """
     module = load()
-    if module is not None:
-        module.set_num_threads(threads)
+    if module is None:
+        return False
+    module.set_num_threads(threads)
+    return True
