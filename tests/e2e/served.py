@@ -15,6 +15,9 @@ from tests.server.world import Client
 
 TIMEOUT_S = 60.0
 
+LAZY_THREADS = 4 + (os.cpu_count() or 1)
+"""asyncio's own pool starts its threads one by one, up to this many."""
+
 
 class Holdings(NamedTuple):
     """What all processes of a server hold on to.
@@ -79,6 +82,12 @@ def served(folder: Path, *options: str) -> Iterator[Served]:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         with httpx.Client(base_url=url, timeout=TIMEOUT_S, limits=limits) as http:
             yield Served(url, http, process)
+
+
+def assert_no_more(after: Holdings, before: Holdings) -> None:
+    """No file and no thread has been left open; memory is for `slope` to judge."""
+    assert after.files == before.files
+    assert after.threads <= before.threads + LAZY_THREADS
 
 
 def slope(values: Sequence[float]) -> float:
