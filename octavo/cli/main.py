@@ -5,13 +5,13 @@ Importing this module must stay cheap: `octavo --help` answers before torch coul
 
 import argparse
 import sys
-from importlib.metadata import version
 from typing import NoReturn
 
 from octavo.cli.command import Command
 from octavo.cli.options import normalize_flags
 from octavo.errors import ClientError, OctavoError
 from octavo.registry import Registry
+from octavo.version import VERSION
 
 COMMANDS: Registry[Command] = Registry(
     "command",
@@ -53,7 +53,7 @@ def run(argv: list[str]) -> int:
     args, foreign = parser.parse_known_args(argv)
     args.foreign = foreign
     if args.version:
-        print(version("octavo"))
+        print(VERSION)
         return 0
     if args.command is None:
         parser.print_help()

@@ -29,16 +29,20 @@ pytestmark = pytest.mark.slow
 START_S = 90.0
 
 
-class Process:
-    """`octavo serve` of a folder, in its own process group."""
+OCTAVO = (sys.executable, "-c", "from octavo.cli.main import main; main()")
+"""The command of this source tree, installed or not."""
 
-    def __init__(self, folder: Path, port: int, *options: str) -> None:
+
+class Process:
+    """`octavo serve` with these arguments, in its own process group."""
+
+    def __init__(self, port: int, *arguments: str) -> None:
         self.port = port
-        run = "import sys; from octavo.cli.main import main; sys.exit(main())"
-        arguments = ["serve", str(folder), "--port", str(port), "--served-model-name", "test", "--dtype", "float32",
-                     "--threads", "1", "--num-gpu-blocks-override", "1000", *options]  # fmt: skip
         self.popen = subprocess.Popen(
-            [sys.executable, "-c", run, *arguments], stderr=subprocess.PIPE, text=True, start_new_session=True
+            [*OCTAVO, "serve", "--port", str(port), *arguments],
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
         self.log: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -97,8 +101,17 @@ class Process:
 
 @contextmanager
 def serving(folder: Path, port: int | None = None, *options: str) -> Iterator[Process]:
+    """A server of a tiny model."""
+    arguments = (str(folder), "--served-model-name", "test", "--dtype", "float32", "--threads", "1",
+                 "--num-gpu-blocks-override", "1000", *options)  # fmt: skip
+    with running(port or free_port(), *arguments) as process:
+        yield process
+
+
+@contextmanager
+def running(port: int, *arguments: str) -> Iterator[Process]:
     """A server, which is gone at the end whatever happened."""
-    process = Process(folder, port or free_port(), *options)
+    process = Process(port, *arguments)
     try:
         yield process
     finally:
