@@ -1,3 +1,4 @@
+// Room for a kernel's intermediate values.
 #pragma once
 
 #include <cstdint>

@@ -113,8 +113,8 @@ struct AttentionScratch {
 };
 
 // A weight matrix [rows, columns] in panels of kPanelRows rows: [panels][steps][kPanelRows][depth]. A step is `depth`
-// consecutive columns: 2 of bf16, which dot-product instructions take in pairs, 1 of the other types. Zero beyond the
-// last row and the last column.
+// consecutive columns: 2 of bf16, which dot-product instructions take in pairs (16 steps of 16 rows are an AMX tile), 1
+// of the other types. Zero beyond the last row and the last column.
 constexpr int kPanelRows = 32;
 
 struct Packed {

@@ -1,5 +1,7 @@
-// Tokens times a packed weight matrix. Every output is one chain of additions over the steps in order, whichever tokens,
-// panels and threads share the work: blocking only decides which chains advance together.
+// Tokens times a packed weight matrix. Every output is one chain of additions over the steps in order, whichever
+// tokens, panels and threads share the work: blocking only decides which chains advance together, and sums that wait in
+// memory between two blocks of steps are not rounded. (Shards of K for several ranks would be chains too, added in a
+// tree.)
 #pragma once
 
 #include "vec.h"
@@ -192,13 +194,15 @@ struct Linear {
   // The chunk times V vectors of outputs, at most Rows tokens at a time.
   template <int Rows, int V>
   void run_vectors(int64_t vec) const {
-    const T* weights = static_cast<const T*>(a.weight.data) + vec / kPanelVecs * panel_size + vec % kPanelVecs * W * kDepth;
+    const T* weights = static_cast<const T*>(a.weight.data);
+    weights += vec / kPanelVecs * panel_size + vec % kPanelVecs * W * kDepth;
     int64_t tiles = (tokens + Rows - 1) / Rows, steps = tiles == 1 ? a.weight.steps : kBlockSteps;
     bool more = vec + V < end_vec;
     for (int64_t step = 0; step < a.weight.steps; step += steps) {
       int64_t left = a.weight.steps - step, count = left < steps ? left : steps;
       const T* here = weights + step * kPanelRows * kDepth;
-      const T* after = count < left ? here + count * kPanelRows * kDepth : more ? weights + (V + kPanelVecs - 1) / kPanelVecs * panel_size : here;
+      const T* after = more ? weights + (V + kPanelVecs - 1) / kPanelVecs * panel_size : here;
+      if (count < left) after = here + count * kPanelRows * kDepth;
       int64_t group = V * W / kPanelRows * count * kPanelRows * kDepth * static_cast<int64_t>(sizeof(T));
       int64_t share = tiles > 1 ? group / tiles : 0;
       for (int64_t i = 0; i < tiles; ++i) {

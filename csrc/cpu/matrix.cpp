@@ -72,7 +72,8 @@ void Matrix::write(const void* x, int64_t x_stride, int64_t begin, int64_t count
           }
         }
         for (int64_t row = group; row < group_end && whole < packed_.steps; ++row) {
-          std::memcpy(first_step<U>(packed_, row) + whole * kPanelRows, row_of(row) + whole * sizeof(U), row_bytes % sizeof(U));
+          U* to = first_step<U>(packed_, row) + whole * kPanelRows;
+          std::memcpy(to, row_of(row) + whole * sizeof(U), row_bytes % sizeof(U));
         }
       }
     });
