@@ -1,4 +1,4 @@
-"""Fault cases of the class "scheduling" that show over HTTP. SCH-02 is about start-up options; see tests/engine."""
+"""Fault cases of the class "scheduling", over HTTP. The start-up error of SCH-02 is in tests/engine/test_resolve.py."""
 
 import threading
 import time
@@ -13,7 +13,7 @@ from octavo.config import ServerConfig
 from tests.script_model import SPECIAL, write_random_model
 from tests.server.conftest import SENTENCE
 from tests.server.test_cases_streaming import text_of
-from tests.server.world import World, assert_refused, serve_app, wait_for
+from tests.server.world import World, assert_refused, joined, serve_app, wait_for
 
 FOREVER = {"ignore_eos": True, "temperature": 0}
 
@@ -41,6 +41,26 @@ def test_sch_01_a_request_that_outgrows_the_pool_has_a_defined_end(cramped: Worl
     for answer in (limited, unlimited):
         assert answer["choices"][0]["finish_reason"] == "length" and answer["usage"]["total_tokens"] == 1024
     cramped.wait_until_idle()
+
+
+@pytest.mark.parametrize("length", [63, 64, 65, 200])
+def test_sch_02_prompts_around_the_token_budget_of_a_step_are_served_alike(
+    varied: World, narrow: World, length: int
+) -> None:
+    prompt = [3 + 7 * i % 250 for i in range(length)]
+    body = {"max_tokens": 4, "logprobs": 3, **FOREVER}
+    wide, chunked = (world.complete(prompt, **body)["choices"][0] for world in (varied, narrow))
+    assert chunked["text"] == wide["text"]
+    first, expected = (choice["logprobs"]["top_logprobs"][0] for choice in (chunked, wide))
+    assert first == pytest.approx(expected, abs=1e-3)
+    assert joined(narrow.stream_complete(prompt, **body)) == wide["text"]
+
+
+@pytest.fixture(scope="module")
+def narrow(random_folder: Path) -> Iterator[World]:
+    """64 tokens a step, each of them computed."""
+    with serve_app(random_folder, max_num_batched_tokens=64, enable_prefix_caching=False) as world:
+        yield world
 
 
 BAD_PROMPTS: list[Any] = ["", [""], [], [[]], ["a", ""], [["a"]], [1.5], [True], [-1], [10**9], 5, {"a": 1}, None]
