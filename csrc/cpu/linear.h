@@ -66,7 +66,7 @@ struct Pass {
   const T* next;  // weights of the pass that follows
   // Where other tiles share the weights, `next` comes in bit by bit: this tile fetches from `spread` on, `spread_step`
   // bytes in a step. Else spread_step is 0, and a pass fetches its own weights and the first ones of `next`.
-  const char* spread;
+  const T* spread;
   int64_t spread_step;
 };
 
@@ -81,13 +81,21 @@ inline void run_steps(F (&total)[R][V], const Pass<T>& p, int64_t begin, int64_t
   const T* weights = p.weights + begin * kRow;
   for (int64_t step = begin; step < end; ++step, x += kDepth, weights += kRow) {
     fetch(step);
-    typename Factor<T>::Weights w[V];
-    for (int v = 0; v < V; ++v) {
-      w[v] = Factor<T>::weights(weights + v / kPanelVecs * p.panel_size + v % kPanelVecs * W * kDepth);
-    }
-    for (int r = 0; r < R; ++r) {
-      auto values = Factor<T>::values(x + r * p.x_stride);
-      for (int v = 0; v < V; ++v) sums[r][v] = Factor<T>::add(sums[r][v], values, w[v]);
+    auto at = [&](int v) { return weights + v / kPanelVecs * p.panel_size + v % kPanelVecs * W * kDepth; };
+    if constexpr (R < V) {  // what is fewer waits in registers
+      typename Factor<T>::Values values[R];
+      for (int r = 0; r < R; ++r) values[r] = Factor<T>::values(x + r * p.x_stride);
+      for (int v = 0; v < V; ++v) {
+        auto w = Factor<T>::weights(at(v));
+        for (int r = 0; r < R; ++r) sums[r][v] = Factor<T>::add(sums[r][v], values[r], w);
+      }
+    } else {
+      typename Factor<T>::Weights w[V];
+      for (int v = 0; v < V; ++v) w[v] = Factor<T>::weights(at(v));
+      for (int r = 0; r < R; ++r) {
+        auto values = Factor<T>::values(x + r * p.x_stride);
+        for (int v = 0; v < V; ++v) sums[r][v] = Factor<T>::add(sums[r][v], values, w[v]);
+      }
     }
   }
   for (int r = 0; r < R; ++r) {
@@ -99,9 +107,10 @@ template <int R, int V, typename T>
 inline void run_pass(F (&sums)[R][V], const Pass<T>& p) {
   constexpr int64_t kRow = kPanelRows * Factor<T>::kDepth, kVecBytes = W * Factor<T>::kDepth * sizeof(T);
   if (p.spread_step) {
-    const char* spread = p.spread;
+    const char* spread = reinterpret_cast<const char*>(p.spread);
     return run_steps(sums, p, 0, p.steps, [&](int64_t) {
       prefetch_line(spread);
+      prefetch_line(spread + 64);
       spread += p.spread_step;
     });
   }
@@ -122,7 +131,7 @@ struct Linear {
   using Fa = Factor<T>;
   using Token = typename Fa::Token;
   static constexpr int64_t kDepth = Fa::kDepth;
-  static constexpr int kRows = Fa::kRows;
+  static constexpr int kRows = Fa::kRows, kWideRows = kRows / 3;
   static constexpr bool kAsTheyLie = sizeof(Token) == sizeof(T);
 
   const LinearArgs& a;
@@ -203,13 +212,14 @@ struct Linear {
       const T* here = weights + step * kPanelRows * kDepth;
       const T* after = more ? weights + (V + kPanelVecs - 1) / kPanelVecs * panel_size : here;
       if (count < left) after = here + count * kPanelRows * kDepth;
-      int64_t group = V * W / kPanelRows * count * kPanelRows * kDepth * static_cast<int64_t>(sizeof(T));
-      int64_t share = tiles > 1 ? group / tiles : 0;
+      int64_t block = count * kPanelRows * kDepth, size = sizeof(T);
+      int64_t share = tiles > 1 ? V * block * W / kPanelRows / tiles : 0;  // of what is next, for each tile to fetch
       for (int64_t i = 0; i < tiles; ++i) {
         int64_t first = tokens * i / tiles, rows = tokens * (i + 1) / tiles - first;
-        const char* spread = reinterpret_cast<const char*>(after) + i * share;
+        const T* spread = after + i * share / block * panel_size + i * share % block;
         with_rows<Rows>(rows, [&]<int R>() {
-          run_tile<R, V>({nullptr, 0, here, panel_size, count, after, spread, share / count}, first, vec, step);
+          Pass<T> pass{nullptr, 0, here, panel_size, count, after, spread, share * size / count};
+          run_tile<R, V>(pass, first, vec, step);
         });
       }
     }
@@ -221,8 +231,8 @@ struct Linear {
       begin_chunk(first);
       for (int64_t vec = begin * kPanelVecs; vec < end_vec;) {
         int64_t left = end_vec - vec;
-        if (tokens <= kRows / 2 && left >= 2 * kTileVecs) {
-          run_vectors<kRows / 2, 2 * kTileVecs>(vec);
+        if (tokens <= kWideRows && left >= 2 * kTileVecs) {
+          run_vectors<kWideRows, 2 * kTileVecs>(vec);
           vec += 2 * kTileVecs;
         } else if (left >= kTileVecs) {
           run_vectors<kRows, kTileVecs>(vec);
