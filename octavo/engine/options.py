@@ -171,7 +171,7 @@ def _handle_foreign(given: str, name: str, value: object, known: set[str]) -> No
         raise ConfigError(f"option {given}: {MISSING[name]} not supported in this version; remove it")
     if name in option_names(ServerConfig):
         raise ConfigError(f"option {given} belongs to the HTTP server (`octavo serve`), not to the engine; remove it")
-    close = difflib.get_close_matches(name, known, n=1)
+    close = difflib.get_close_matches(name, known | set(option_names(ServerConfig)), n=1)
     hint = f"; did you mean {close[0]}?" if close else f"; known: {', '.join(sorted(known))}"
     raise ConfigError(f"unknown option {given}{hint}")
 

@@ -31,7 +31,7 @@ class CudaPlatform:
     @classmethod
     def unavailable(cls) -> str | None:
         if not any(map(Path.exists, DRIVER_FILES)):
-            return "there is no NVIDIA driver"
+            return "there is no NVIDIA driver; install one"
         import torch  # noqa: PLC0415  see above
 
         if torch.version.cuda is None:

@@ -118,6 +118,7 @@ def test_unseeded_requests_get_seeds_that_differ_and_repeat_with_the_engine_seed
 
     assert seeds(0) == seeds(0) == [derive_seed(0, i) for i in range(50)]
     assert len({*seeds(0), *seeds(1)}) == 100
+    assert all(int(float(seed)) == seed for seed in seeds(0))  # as JavaScript reads it
     assert all(0 <= seed < 2**63 for seed in seeds(3))
 
 

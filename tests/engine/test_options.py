@@ -26,6 +26,7 @@ def test_a_second_long_flag_names_the_same_option():
     ("options", "message"),
     [
         ({"max_num_seq": 3}, "did you mean max_num_seqs"),
+        ({"prot": 3}, "did you mean port"),
         ({"xyzzy": 3}, "unknown option xyzzy; known: .*block_size"),
         ({"block_size": "many"}, "--block-size: Expected `int`, got `str`"),
         ({"block_size": 0}, "--block-size is 0 but must be at least 1"),

@@ -408,6 +408,9 @@ def test_probes_answer(script: World) -> None:
     for path in ("/health", "/livez", "/readyz", "/ping", "/version"):
         assert script.http.get(path).status_code == 200
     assert script.http.post("/ping").status_code == 200
+    for path in ("/health", "/livez", "/readyz"):
+        probed = script.http.head(path)
+        assert (probed.status_code, probed.content) == (200, b"")
     assert script.http.get("/load", headers={}).json() == {"server_load": 0}
 
 

@@ -10,12 +10,14 @@ router = APIRouter()
 
 
 @router.get("/livez")
+@router.head("/livez", include_in_schema=False)
 async def livez() -> Response:
     """200 for as long as the process can answer; do not restart it while it loads or drains."""
     return json_response(Health("alive"))
 
 
 @router.get("/health")
+@router.head("/health", include_in_schema=False)
 @router.get("/ping")
 @router.post("/ping")
 async def health(request: Request) -> Response:
@@ -24,6 +26,7 @@ async def health(request: Request) -> Response:
 
 
 @router.get("/readyz")
+@router.head("/readyz", include_in_schema=False)
 async def readyz(request: Request) -> Response:
     """200 while new requests are taken; 503 while loading, draining or dead."""
     return _answer(request, Status.READY)
