@@ -120,6 +120,8 @@ class LLM:
         Raises:
             ClientError: there is no template, or it refuses a conversation; and as for `generate`.
         """
+        if isinstance(messages, Mapping):
+            raise ClientError("messages must be a list of messages; put the message into a list", param="messages")
         conversations = [messages] if not messages or isinstance(messages[0], Mapping) else messages
         prompts: list[Prompt] = [
             self._render(
@@ -166,6 +168,8 @@ class LLM:
         Raises:
             ClientError: a prompt is wrong, or too long for `params.max_tokens` more.
         """
+        if not isinstance(params, BeamSearchParams):
+            raise ClientError(f"params must be BeamSearchParams, got {type(params).__name__}", param="params")
         checked = SamplingParams(max_tokens=params.max_tokens)
         with self._lock:
             searches = [
@@ -329,6 +333,10 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt as a list of one. A list of whole numbers is one prompt of ids."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
+    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
+        raise ClientError(
+            f"prompts must be text, token ids, a dict, or a list of such, got {type(prompts).__name__}", param="prompt"
+        )
     if prompts and isinstance(prompts[0], int):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]

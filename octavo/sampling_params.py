@@ -1,7 +1,7 @@
 """What a caller may ask of generation. Knows no model, tokenizer or tensor."""
 
 import math
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
@@ -11,6 +11,9 @@ GREEDY_BELOW = 1e-5
 """A temperature below this is greedy: the most likely token, lowest id on ties."""
 
 MAX_LOGIT_BIAS = 100.0
+
+MAX_SAMPLES = 16384
+"""Most samples, or beams, of one prompt."""
 
 
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -72,9 +75,11 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             self.stop = [self.stop]
-        self.stop = list(self.stop or [])
-        self.stop_token_ids = list(self.stop_token_ids or [])
-        self.bad_words = list(self.bad_words or [])
+        self.stop = _list("stop", self.stop)
+        self.stop_token_ids = _list("stop_token_ids", self.stop_token_ids)
+        self.bad_words = _list("bad_words", self.bad_words)
+        if self.allowed_token_ids is not None:
+            self.allowed_token_ids = _list("allowed_token_ids", self.allowed_token_ids)
         if self.top_k == -1:
             self.top_k = 0
         self._check()
@@ -85,19 +90,19 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         return self.temperature < GREEDY_BELOW or self.top_k == 1 or self.top_p == 0.0 or self.min_p == 1.0
 
     def _check(self) -> None:
-        _whole("n", self.n, 1, 16384)
+        check_whole("n", self.n, 1, MAX_SAMPLES)
         _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _number("repetition_penalty", self.repetition_penalty, 1e-6, 1e6)
         _number("temperature", self.temperature, 0.0, 1e4)
         _number("top_p", self.top_p, 0.0, 1.0)
-        _whole("top_k", self.top_k, 0, 2**63 - 1)
+        check_whole("top_k", self.top_k, 0, 2**63 - 1)
         _number("min_p", self.min_p, 0.0, 1.0)
         if self.seed is not None:
-            _whole("seed", self.seed, -(2**63), 2**63 - 1)
+            check_whole("seed", self.seed, -(2**63), 2**63 - 1)
         if self.max_tokens is not None:
-            _whole("max_tokens", self.max_tokens, 0, 2**31 - 1)
-        _whole("min_tokens", self.min_tokens, 0, 2**31 - 1)
+            check_whole("max_tokens", self.max_tokens, 0, 2**31 - 1)
+        check_whole("min_tokens", self.min_tokens, 0, 2**31 - 1)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ClientError(
                 f"min_tokens is {self.min_tokens} but max_tokens is {self.max_tokens}; lower min_tokens",
@@ -106,30 +111,57 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             if value is not None:
-                _whole(name, value, -1, 2**31 - 1)
+                check_whole(name, value, -1, 2**31 - 1)
         if not all(isinstance(s, str) and s for s in self.stop or []):
             raise ClientError("stop holds an empty string; remove it", param="stop")
         if not all(isinstance(s, str) and s for s in self.bad_words or []):
             raise ClientError("bad_words holds an empty string; remove it", param="bad_words")
         for name in ("stop_token_ids", "allowed_token_ids"):
             for token_id in getattr(self, name) or []:
-                _whole(name, token_id, 0, 2**31 - 1)
+                check_whole(name, token_id, 0, 2**31 - 1)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise ClientError(
                 "allowed_token_ids is empty, so nothing could be sampled; omit it", param="allowed_token_ids"
             )
         if self.logit_bias is not None:
+            if not isinstance(self.logit_bias, dict):
+                raise ClientError(
+                    f"logit_bias must map token ids to numbers, got {type(self.logit_bias).__name__}",
+                    param="logit_bias",
+                )
             self.logit_bias = {_token_id(k): _bias(v) for k, v in self.logit_bias.items()}
 
 
 class BeamSearchParams(msgspec.Struct, kw_only=True):
-    """Parameters of `LLM.beam_search`; the answer is the `beam_width` best sequences by length-normalized logprob."""
+    """Parameters of `LLM.beam_search`; the answer is the `beam_width` best sequences by length-normalized logprob.
 
-    beam_width: Annotated[int, msgspec.Meta(ge=1)]
-    max_tokens: Annotated[int, msgspec.Meta(ge=1)]
+    Args:
+        beam_width: 1..16384.
+        max_tokens: most tokens to generate, 1 or more.
+        length_penalty: -10..10; above 0 favours long answers.
+
+    Raises:
+        ClientError: a value is out of range; `param` names the field.
+    """
+
+    beam_width: int
+    max_tokens: int
     ignore_eos: bool = False
     length_penalty: float = 1.0
     include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        check_whole("beam_width", self.beam_width, 1, MAX_SAMPLES)
+        check_whole("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _number("length_penalty", self.length_penalty, -10.0, 10.0)
+
+
+def check_whole(param: str, value: Any, low: int, high: int) -> None:
+    """Raise ClientError unless `value` is a whole number in low..high."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ClientError(f"{param} must be a whole number, got {value!r}", param=param)
+    if not low <= value <= high:
+        raise ClientError(f"{param} is {value} but must be between {low} and {high}", param=param)
 
 
 def _number(param: str, value: Any, low: float, high: float) -> None:
@@ -139,11 +171,12 @@ def _number(param: str, value: Any, low: float, high: float) -> None:
         raise ClientError(f"{param} is {value} but must be between {low:g} and {high:g}", param=param)
 
 
-def _whole(param: str, value: Any, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ClientError(f"{param} must be a whole number, got {value!r}", param=param)
-    if not low <= value <= high:
-        raise ClientError(f"{param} is {value} but must be between {low} and {high}", param=param)
+def _list(param: str, value: Any) -> list[Any]:
+    if value is None:
+        return []
+    if isinstance(value, list | tuple | set | frozenset):
+        return list(value)
+    raise ClientError(f"{param} must be a list, got {type(value).__name__}", param=param)
 
 
 def _token_id(key: Any) -> int:
@@ -151,7 +184,7 @@ def _token_id(key: Any) -> int:
         token_id = int(key)
     except (TypeError, ValueError):
         raise ClientError(f"logit_bias has the key {key!r}, which is not a token id", param="logit_bias") from None
-    _whole("logit_bias", token_id, 0, 2**31 - 1)
+    check_whole("logit_bias", token_id, 0, 2**31 - 1)
     return token_id
 
 

@@ -112,6 +112,57 @@ def test_a_bad_prompt_in_a_list_stops_everything_before_it_runs(llm):
     assert llm.stats().steps == steps and llm.stats().num_waiting == 0
 
 
+@pytest.mark.parametrize(
+    "prompts",
+    [None, 5, {1, 2}, b"ab", (c for c in "ab"), torch.tensor([5, 6]), [b"ab"], [None], ["a", 5],
+     {"prompt": "a", "mm_processor_kwargs": {}}, {"prompt": "a", "cache_salt": 5}],
+)  # fmt: skip
+def test_what_is_no_prompt_is_refused_by_name(llm, prompts):
+    with pytest.raises(ClientError) as refused:
+        run(llm, prompts, greedy())
+    assert refused.value.param in ("prompt", "cache_salt")
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0}, "x", BeamSearchParams(beam_width=1, max_tokens=1), [None]])
+def test_what_is_no_sampling_params_is_refused(llm, params):
+    with pytest.raises(ClientError, match="must be SamplingParams"):
+        run(llm, "abc", params)
+
+
+def test_a_priority_that_would_be_ignored_is_refused(llm):
+    with pytest.raises(ClientError, match="order of arrival"):
+        llm.generate("abc", greedy(), priority=5, use_tqdm=False)
+
+
+@pytest.mark.parametrize("priority", ["high", None, 2**63, -(2**64)])
+def test_a_priority_is_a_whole_number_of_64_bits(llm, priority):
+    with pytest.raises(ClientError, match="priority"):
+        llm.generate("abc", greedy(), priority=[priority], use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("beam_width", 0), ("beam_width", 2.5), ("max_tokens", 0), ("length_penalty", 1e9), ("length_penalty", -1e9),
+     ("length_penalty", float("nan"))],
+)  # fmt: skip
+def test_a_beam_search_that_cannot_be_is_refused_by_name(field, value):
+    with pytest.raises(ClientError) as refused:
+        BeamSearchParams(**{"beam_width": 2, "max_tokens": 2, field: value})
+    assert refused.value.param == field
+
+
+@pytest.mark.parametrize("field", ["stop", "stop_token_ids", "bad_words", "allowed_token_ids", "logit_bias"])
+def test_a_number_where_a_list_belongs_is_refused_by_name(field):
+    with pytest.raises(ClientError) as refused:
+        SamplingParams(**{field: 5})
+    assert refused.value.param == field
+
+
+def test_a_message_outside_a_list_is_refused(llm):
+    with pytest.raises(ClientError, match="into a list"):
+        llm.chat({"role": "user", "content": "a"})
+
+
 def test_stop_strings_end_the_text_and_free_the_pages(llm):
     text = run(llm, "Hello", greedy(40))[0].outputs[0].text
     stop = text[10:13]

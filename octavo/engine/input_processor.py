@@ -13,7 +13,7 @@ from octavo.config import EngineConfig
 from octavo.engine.options import parse_json_object
 from octavo.errors import ClientError, ConfigError, UnsupportedError
 from octavo.messages import EngineRequest
-from octavo.sampling_params import SamplingParams
+from octavo.sampling_params import SamplingParams, check_whole
 from octavo.tokenizer.tokenizer import Tokenizer
 
 
@@ -33,6 +33,8 @@ class TokensPrompt(TypedDict):
 
 
 Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
+
+PROMPT_FIELDS = ("prompt", "prompt_token_ids", "cache_salt")
 
 DEFAULT_NAMES = {
     "temperature": "temperature",
@@ -81,6 +83,7 @@ class InputProcessor:
         self._max_request_tokens = max_request_tokens
         self._max_logprobs = self._vocab_size if config.model.max_logprobs == -1 else config.model.max_logprobs
         self._engine_seed = config.model.seed
+        self._by_priority = config.scheduler.scheduling_policy == "priority"
         self.eos_token_ids = list(config.spec.eos_token_ids)
         if not self.eos_token_ids and tokenizer.eos_token_id is not None:
             self.eos_token_ids = [tokenizer.eos_token_id]
@@ -103,6 +106,7 @@ class InputProcessor:
         arrival_time_s = time.monotonic()
         text, token_ids, salt = self._read_prompt(prompt)
         self._check_params(params)
+        self._check_priority(priority)
         max_tokens = self._fit_max_tokens(len(token_ids), params)
         bad_words = self._bad_words_token_ids(params)
         self._check_choice_left(params, bad_words)
@@ -147,7 +151,10 @@ class InputProcessor:
         token_ids = self._check_token_ids(ids)
         if not token_ids:
             raise ClientError("the prompt is empty; send at least one token", param="prompt")
-        return _ReadPrompt(text, token_ids, fields.get("cache_salt"))
+        salt = fields.get("cache_salt")
+        if salt is not None and not isinstance(salt, str):
+            raise ClientError(f"cache_salt must be text, got {type(salt).__name__}", param="cache_salt")
+        return _ReadPrompt(text, token_ids, salt)
 
     def _prompt_fields(self, prompt: Prompt) -> dict[str, Any]:
         """Any form of a prompt as the fields of `TextPrompt` or `TokensPrompt`."""
@@ -160,10 +167,19 @@ class InputProcessor:
                 raise UnsupportedError(
                     f"{name} is not supported in this version; send text or token ids", param="prompt"
                 )
+        for name in prompt:
+            if name not in PROMPT_FIELDS:
+                raise ClientError(
+                    f"a prompt has the unknown field {name!r}; known: {', '.join(PROMPT_FIELDS)}", param="prompt"
+                )
         return cast(dict[str, Any], prompt)
 
     def _check_token_ids(self, ids: object) -> list[int]:
-        if not isinstance(ids, Sequence) or not all(type(token_id) is int for token_id in ids):
+        if (
+            not isinstance(ids, Sequence)
+            or isinstance(ids, bytes)
+            or not all(type(token_id) is int for token_id in ids)
+        ):
             raise ClientError("prompt_token_ids must be a list of whole numbers", param="prompt")
         self._check_vocab("prompt", ids)
         return list(ids)
@@ -176,7 +192,21 @@ class InputProcessor:
                     param=param,
                 )
 
+    def _check_priority(self, priority: int) -> None:
+        """A priority means something under one policy only."""
+        check_whole("priority", priority, -(2**63), 2**63 - 1)
+        if priority and not self._by_priority:
+            raise ClientError(
+                f"priority is {priority} but requests are served in order of arrival; "
+                "leave it out, or start with --scheduling-policy priority",
+                param="priority",
+            )
+
     def _check_params(self, params: SamplingParams) -> None:
+        if not isinstance(params, SamplingParams):
+            raise ClientError(
+                f"sampling_params must be SamplingParams, got {type(params).__name__}", param="sampling_params"
+            )
         if params.stop and not params.detokenize:
             raise ClientError("stop strings are searched in text; set detokenize or use stop_token_ids", param="stop")
         self._check_vocab("stop_token_ids", params.stop_token_ids or ())

@@ -2,7 +2,6 @@
 
 from typing import Any, NoReturn
 
-from octavo.config import EngineConfig
 from octavo.errors import ClientError, UnsupportedError
 from octavo.server.requests import ChatRequest, GenerationRequest
 
@@ -62,16 +61,6 @@ def check_supported(body: GenerationRequest) -> None:
         raise ClientError("stream_options needs stream: true", param="stream_options")
     if body.prompt_logprobs is not None and body.stream:
         raise ClientError("prompt_logprobs cannot be streamed; send stream: false", param="prompt_logprobs")
-
-
-def check_priority(body: GenerationRequest, config: EngineConfig) -> None:
-    """A priority means something under one policy only."""
-    if body.priority and config.scheduler.scheduling_policy != "priority":
-        raise ClientError(
-            f"priority is {body.priority} but requests are served in order of arrival; "
-            "leave it out, or start the server with --scheduling-policy priority",
-            param="priority",
-        )
 
 
 def check_chat(body: ChatRequest) -> None:

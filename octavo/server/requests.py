@@ -5,7 +5,7 @@ Unknown fields are ignored. A field that asks for something this version does no
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 MAX_STOP_STRINGS = 16
 
@@ -21,14 +21,23 @@ Int = Annotated[int, BeforeValidator(_not_bool)]
 Float = Annotated[float, BeforeValidator(_not_bool)]
 
 
-class StreamOptions(BaseModel):
+class Body(BaseModel):
+    """A JSON object in which null means: not said."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, data: Any) -> Any:
+        return {name: value for name, value in data.items() if value is not None} if isinstance(data, dict) else data
+
+
+class StreamOptions(Body):
     """What a stream tells besides text."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
 
-class GenerationRequest(BaseModel):
+class GenerationRequest(Body):
     """What chat and completions have in common. None means: not said, the model's default applies."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False, hide_input_in_errors=True)
@@ -97,7 +106,7 @@ class ChatRequest(GenerationRequest):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(Body):
     """Body of /tokenize: `prompt`, or `messages` as for chat."""
 
     model_config = ConfigDict(extra="allow")
@@ -113,7 +122,7 @@ class TokenizeRequest(BaseModel):
     return_token_strs: bool | None = False
 
 
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(Body):
     """Body of /detokenize."""
 
     model: str | None = None

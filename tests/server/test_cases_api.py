@@ -14,6 +14,7 @@ import pytest
 
 from octavo.config import ServerConfig
 from octavo.server.middleware import OPEN_PATHS
+from octavo.server.requests import ChatRequest, CompletionRequest, TokenizeRequest
 from tests.server.conftest import SENTENCE
 from tests.server.world import World, assert_refused, finish_reasons, joined, serve_app, strict_json
 
@@ -50,6 +51,7 @@ KEY = "sesame-1"
         ({"seed": 2**70}, 400, "seed"),
         ({"cache_salt": "a/b"}, 400, "cache_salt"),
         ({"priority": 5}, 400, "priority"),
+        ({"priority": -(2**64)}, 400, "priority"),
         ({"min_tokens": 5, "max_tokens": 2}, 400, "min_tokens"),
         ({"prompt_logprobs": 10**6}, 400, "prompt_logprobs"),
     ],
@@ -448,3 +450,10 @@ def _read_all(sock: socket.socket) -> bytes:
     while chunk := sock.recv(65536):
         data += chunk
     return data
+
+
+def test_null_means_not_said_in_every_field(script: World) -> None:
+    script.ok("/v1/completions", **{**dict.fromkeys(CompletionRequest.model_fields), "prompt": "x"})
+    script.ok("/v1/chat/completions", **{**dict.fromkeys(ChatRequest.model_fields), "messages": [USER]})
+    script.ok("/tokenize", **{**dict.fromkeys(TokenizeRequest.model_fields), "prompt": "x"})
+    assert script.stream_complete("x", stream_options={"include_usage": None})

@@ -13,7 +13,7 @@ from octavo.server.body import body_schema, json_body
 from octavo.server.generation import Cursor, Delta, Work
 from octavo.server.logprobs import chat_logprobs, prompt_logprobs
 from octavo.server.prompts import Conversation, Prompt, truncate
-from octavo.server.refusals import check_chat, check_priority, check_supported
+from octavo.server.refusals import check_chat, check_supported
 from octavo.server.requests import ChatRequest
 from octavo.server.responses import (
     ChatChoice,
@@ -49,7 +49,6 @@ async def _answer(request: Request, body: ChatRequest) -> Response:
     serving.check_model(body.model)
     check_supported(body)
     check_chat(body)
-    check_priority(body, serving.config)
     conversation, limit = conversation_of(body), serving.config.max_model_len
     token_ids = await serving.prompts.chat(conversation, bounded=body.truncate_prompt_tokens is None)
     prompt = truncate(Prompt(None, token_ids), body.truncate_prompt_tokens, body.truncation_side, limit)

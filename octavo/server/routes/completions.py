@@ -12,7 +12,7 @@ from octavo.server.body import body_schema, json_body
 from octavo.server.generation import Cursor, Work
 from octavo.server.logprobs import CompletionLogprobsWriter, prompt_logprobs, prompt_pieces
 from octavo.server.prompts import Prompt, truncate
-from octavo.server.refusals import check_priority, check_supported
+from octavo.server.refusals import check_supported
 from octavo.server.requests import CompletionRequest
 from octavo.server.responses import Completion, CompletionChoice, CompletionLogprobs, Usage
 from octavo.server.sampling import check_num_choices, completion_params
@@ -29,7 +29,6 @@ async def completions(request: Request, body: CompletionRequest = json_body(Comp
     serving = lifecycle.serving()
     serving.check_model(body.model)
     check_supported(body)
-    check_priority(body, serving.config)
     if body.prompt is None:
         raise ClientError("prompt is required", param="prompt")
     limit = serving.config.max_model_len
