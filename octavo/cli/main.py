@@ -49,7 +49,21 @@ def main(argv: list[str] | None = None) -> NoReturn:
 def run(argv: list[str]) -> int:
     """Run one command line and return its exit code: 0 done, 1 failed, 2 wrong options or model, 130 interrupted."""
     argv = normalize_flags(argv)
-    parser = make_parser(argv[0] if argv else None)
+    chosen = argv[0] if argv else None
+    try:
+        return _run(argv, chosen)
+    except OctavoError as err:
+        param = f" ({err.param})" if isinstance(err, ClientError) and err.param else ""
+        print(f"octavo {chosen}: {err}{param}", file=sys.stderr)
+        return EXIT_BAD_USAGE
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return 1
+
+
+def _run(argv: list[str], chosen: str | None) -> int:
+    parser = make_parser(chosen)
     args, foreign = parser.parse_known_args(argv)
     args.foreign = foreign
     if args.version:
@@ -61,16 +75,7 @@ def run(argv: list[str]) -> int:
     command = COMMANDS.load(args.command)
     if args.foreign and not command.takes_engine_options:
         parser.error(f"{args.command} does not take {' '.join(args.foreign)}; see octavo {args.command} --help")
-    try:
-        return command.run(args)
-    except OctavoError as err:
-        param = f" ({err.param})" if isinstance(err, ClientError) and err.param else ""
-        print(f"octavo {args.command}: {err}{param}", file=sys.stderr)
-        return EXIT_BAD_USAGE
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        return 1
+    return command.run(args)
 
 
 def sentence(summary: str) -> str:

@@ -141,7 +141,10 @@ def _foreign_options(words: list[str]) -> dict[str, object]:
         if word.startswith("-") and len(word) > 1 and not word[1].isdigit():
             flag, equals, value = word.lstrip("-").partition("=")
             name = flag.replace("-", "_")
-            options[name] = value if equals else True
+            if name.startswith("no_") and not equals:
+                options[name.removeprefix("no_")], name = False, None
+            else:
+                options[name] = value if equals else True
         elif name is not None and options[name] is True:
             options[name] = word
         else:

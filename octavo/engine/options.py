@@ -30,6 +30,18 @@ IGNORED = {
     "disable_hybrid_kv_cache_manager": "sliding-window layers always have pages of their own",
     "compilation_config": "nothing is compiled",
     "optimization_level": "nothing is compiled",
+    "performance_mode": "nothing is compiled",
+    "task": "every model is served for generation",
+    "disable_log_requests": "requests are logged with --enable-log-requests only",
+    "guided_decoding_backend": "structured output is not supported",
+    "calculate_kv_scales": "KV pages are not quantized",
+    "override_attention_dtype": "attention computes in float32",
+    "attention_backend": "the device has one attention implementation",
+    "model_impl": "there is one implementation of each model",
+    "stream_interval": "tokens are sent as they come",
+    "chat_template_content_format": "it is read from the template",
+    "enable_prompt_tokens_details": "usage always has them",
+    "max_log_len": "prompts are not logged",
 }
 """Names that other engines know and that have no meaning here, with the reason. Using one is a warning."""
 
@@ -52,8 +64,26 @@ MISSING = {
     "enable_expert_parallel": "expert parallelism is",
     "skip_tokenizer_init": "running without a tokenizer is",
     "enable_prompt_embeds": "prompt embeddings are",
+    "runner": "pooling is",
+    "convert": "pooling is",
+    "kv_events_config": "KV events are",
+    "uds": "listening on a Unix socket is",
+    "ssl_keyfile": "TLS is",
+    "ssl_certfile": "TLS is",
+    "middleware": "custom middleware is",
+    "otlp_traces_endpoint": "tracing is",
+    "enable_log_outputs": "logging of outputs is",
+    "scheduler_cls": "a custom scheduler is",
+    "worker_cls": "a custom worker is",
 }
 """Names of features that this version does not have. Asking for one is an error."""
+
+NEUTRAL: dict[str, tuple[object, ...]] = {
+    "runner": ("auto", "generate"),
+    "convert": ("auto", "none"),
+    "cpu_offload_gb": (0, "0"),
+}
+"""Values of names in `MISSING` that ask for nothing."""
 
 _JSON_OPTIONS = ("hf_overrides", "override_generation_config")
 
@@ -162,7 +192,7 @@ def _canonical(name: str) -> str:
 
 
 def _handle_foreign(given: str, name: str, value: object, known: set[str]) -> None:
-    if (value is None or value is False) and (name in MISSING or name in IGNORED):
+    if (value is None or value is False or value in NEUTRAL.get(name, ())) and (name in MISSING or name in IGNORED):
         return
     if name in IGNORED:
         logger.warning("option %s has no effect: %s", given, IGNORED[name])

@@ -1,12 +1,14 @@
 """Flags come from the option fields, and say only what was given."""
 
 import argparse
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from octavo.cli import main
 from octavo.cli.options import SERVE_SECTIONS, add_option_flags, chosen_options, normalize_flags
 from octavo.errors import ConfigError
 
@@ -92,3 +94,27 @@ def test_help_names_every_command_and_imports_no_torch():
     assert done.returncode == 0, done.stderr
     for name in ("serve", "chat", "complete", "pull", "models", "convert", "bench", "env"):
         assert f"\n    {name} " in done.stdout
+
+
+def test_the_no_form_of_an_unknown_flag_switches_it_off():
+    assert parse("--no-enable-lora", "--no-enforce-eager") == {"enable_lora": False, "enforce_eager": False}
+
+
+def test_a_bad_environment_variable_is_one_line_and_no_traceback():
+    done = subprocess.run(
+        [sys.executable, "-c", "from octavo.cli.main import main; main(['serve', 'x'])"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"OCTAVO_LOG_LEVEL": "loud"},
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("octavo serve: environment variable OCTAVO_LOG_LEVEL is 'loud'")
+
+
+def test_ctrl_c_while_a_command_is_imported_is_no_traceback(monkeypatch):
+    def interrupted(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main.COMMANDS, "load", interrupted)
+    assert main.run(["serve"]) == 130

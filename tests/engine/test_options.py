@@ -78,3 +78,20 @@ def test_sizes_are_read_with_their_units(text, count):
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(ConfigError, match="--max-model-len is"):
         parse_size("max_model_len", text)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["task", "swap_space", "disable_log_requests", "guided_decoding_backend", "use_v2_block_manager",
+     "num_scheduler_steps", "calculate_kv_scales", "override_attention_dtype"],
+)  # fmt: skip
+def test_names_that_other_engines_have_removed_are_accepted_with_a_warning(name, caplog):
+    assert make_sections({name: "x"}) == make_sections({})
+    assert f"{name} has no effect" in caplog.text
+
+
+@pytest.mark.parametrize(("name", "value"), [("runner", "generate"), ("convert", "none"), ("cpu_offload_gb", "0")])
+def test_a_missing_feature_asked_for_nothing_is_accepted(name, value):
+    assert make_sections({name: value}) == make_sections({})
+    with pytest.raises(ConfigError, match="not supported"):
+        make_sections({name: "embed"})
