@@ -48,7 +48,7 @@ def register(monkeypatch: pytest.MonkeyPatch, registry: Registry[object], name: 
 
 
 def test_the_model_of_the_page_equals_a_llama_with_that_one_bias(
-    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch_references: None
 ):
     (package / "foo.py").write_text(code_of("add-a-model.md"))
     register(monkeypatch, MODELS, "FooForCausalLM", "foo_plugin.foo:Foo")
@@ -73,17 +73,16 @@ def test_the_model_of_the_page_equals_a_llama_with_that_one_bias(
     assert torch.allclose(logits, expected, atol=1e-4)
 
 
-def test_the_kernel_of_the_page_replaces_the_reference(package: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_kernel_of_the_page_replaces_the_reference(
+    package: Path, monkeypatch: pytest.MonkeyPatch, torch_references: None
+):
     (package / "silu_mul.py").write_text(code_of("add-a-kernel.md"))
     register(monkeypatch, IMPLS, "foo/silu_mul", "foo_plugin.silu_mul:silu_mul")
-    try:
-        assert use_providers(("foo", "torch"))["silu_mul"] == "foo"
-        silu_mul = OPS["silu_mul"]
-        for dtype in (torch.float32, torch.float16):
-            x = torch.randn(3, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
-            assert torch.allclose(silu_mul(x), silu_mul.reference(x), atol=1e-6)
-    finally:
-        use_providers(("torch",))
+    assert use_providers(("foo", "torch"))["silu_mul"] == "foo"
+    silu_mul = OPS["silu_mul"]
+    for dtype in (torch.float32, torch.float16):
+        x = torch.randn(3, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
+        assert torch.allclose(silu_mul(x), silu_mul.reference(x), atol=1e-6)
 
 
 def test_the_quantization_format_of_the_page_is_close_to_the_plain_product(
