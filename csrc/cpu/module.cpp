@@ -169,6 +169,7 @@ void add_matrix(nb::module_& m) {
 
 NB_MODULE(_native, m) {
   using namespace octavo;
+  nb::set_leak_warnings(false);  // a process may end while a model is still in use
   chosen = runnable_tiers().back();
   m.def("tiers", &tiers);
   m.def("tier", [] { return kernels().name; });

@@ -40,9 +40,17 @@ def _print_banner(banner: Banner) -> None:
         f"  context    {banner.max_model_len:,} tokens",
         f"  KV pool    {banner.kv_pages:,} pages, {banner.kv_tokens:,} tokens, "
         f"{banner.full_length_requests:.1f} requests of full length",
+        f"  sampling   {_sampling(banner)}",
         f"  try        curl {banner.url}/v1/models",
     )
     print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def _sampling(banner: Banner) -> str:
+    if not banner.sampling:
+        return "no defaults of the model's own"
+    given = ", ".join(f"{name} {value:g}" for name, value in banner.sampling.items())
+    return f"{given} unless a request says otherwise (--generation-config octavo ignores these)"
 
 
 COMMAND = Command(add_arguments, run, takes_engine_options=True)

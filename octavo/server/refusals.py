@@ -32,6 +32,7 @@ REFUSED: dict[str, str] = {
     "logprob_token_ids": "logprobs of chosen ids are not supported by this version; use logprobs",
     "kv_transfer_params": "KV transfer is not supported by this version",
     "ec_transfer_params": "encoder transfer is not supported by this version",
+    "return_prompt_text": "the rendered prompt is not returned; send echo, or return_token_ids and /detokenize",
     "routed_experts_prompt_start": "routed experts are not reported by this version",
     "vllm_xargs": "custom arguments are not supported by this version",
     "chat_template": "a template in a request is not trusted; start the server with --chat-template",

@@ -20,6 +20,7 @@ import uvloop
 from octavo import envs
 from octavo.config import EngineConfig, ServerConfig
 from octavo.engine.async_llm import AsyncLLM
+from octavo.engine.input_processor import default_sampling_params
 from octavo.engine.protocol import EngineFacts
 from octavo.errors import EngineDeadError
 from octavo.logging import get_logger
@@ -43,6 +44,7 @@ class Banner(NamedTuple):
         kv_pages: pages of the KV group that has most.
         kv_tokens: tokens of one long request that they hold.
         full_length_requests: requests of `max_model_len` tokens that fit at once.
+        sampling: the model's own defaults, which apply where a request says nothing.
     """
 
     url: str
@@ -53,6 +55,7 @@ class Banner(NamedTuple):
     kv_pages: int
     kv_tokens: int
     full_length_requests: float
+    sampling: dict[str, int | float]
     load_s: float
 
 
@@ -229,5 +232,6 @@ def _banner(sock: socket.socket, config: EngineConfig, facts: EngineFacts) -> Ba
         kv_pages=pages,
         kv_tokens=tokens,
         full_length_requests=tokens / facts.max_model_len,
+        sampling=default_sampling_params(config),
         load_s=facts.load_s,
     )
