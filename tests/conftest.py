@@ -2,12 +2,16 @@
 to spin, they take the processor from whatever else runs on a busy machine, and tests take many times as long.
 """
 
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 import octavo  # noqa: F401  first, see above
 from octavo.ops.dispatch import OPS, use_providers
+
+# A shell without job control starts background jobs with Ctrl-C ignored, and children inherit that; tests press it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
