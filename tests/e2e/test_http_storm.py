@@ -1,4 +1,4 @@
-"""A served model in bad weather: a thousand random requests, crowds, slow and leaving clients, too small a pool.
+"""A served model in bad weather: thousands of random requests, crowds, slow and leaving clients, too small a pool.
 Afterwards everything is as before. `OCTAVO_TEST_MINUTES` lets the storm last; `OCTAVO_TEST_SEED` repeats one.
 """
 
@@ -62,7 +62,7 @@ def reference_answers(server: Served) -> list[Any]:
     return [[choice["text"] for choice in answer["choices"]] for answer in answers]
 
 
-def test_a_thousand_random_requests_leave_everything_as_it_was(server: Served) -> None:
+def test_random_requests_leave_everything_as_it_was(server: Served) -> None:
     seed = int(os.environ.get("OCTAVO_TEST_SEED") or random.SystemRandom().randrange(10**6))
     print(f"OCTAVO_TEST_SEED={seed}")
     rng = random.Random(seed)
@@ -70,12 +70,12 @@ def test_a_thousand_random_requests_leave_everything_as_it_was(server: Served) -
     answers, before = reference_answers(server), server.settled()
     memory = []
     deadline = time.monotonic() + 60 * float(os.environ.get("OCTAVO_TEST_MINUTES", "0"))
-    while not memory or time.monotonic() < deadline:
+    while len(memory) < 20 or time.monotonic() < deadline:
         memory += storm(server, rng, 1000)
     assert_no_more(server.settled(5), before)
     assert server.http.get("/health").status_code == 200
     assert reference_answers(server) == answers
-    assert slope(memory[len(memory) // 2 :]) / 100 < 1000, memory  # bytes per request
+    assert slope(memory[len(memory) // 2 :]) / 100 < 2000, memory  # bytes per request
     assert all(value >= 0 for value in server.metrics().values())
     server.assert_log_is_clean()
 

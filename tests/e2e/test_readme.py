@@ -108,16 +108,16 @@ class Terminal:
     """A command on a terminal of its own."""
 
     def __init__(self, *arguments: str) -> None:
-        self._ours, theirs = pty.openpty()
+        self._ours, self._theirs = pty.openpty()  # ours ends when nobody has the other side open
         # The leader of a session that opens a terminal gets it as its own, so that Ctrl-C becomes a signal.
-        onto = f'exec "$@" <{os.ttyname(theirs)} >{os.ttyname(theirs)} 2>&1'
+        name = os.ttyname(self._theirs)
+        onto = f'exec "$@" <{name} >{name} 2>&1'
         self.popen = subprocess.Popen(
             ["sh", "-c", onto, "sh", *OCTAVO, *arguments],
             cwd=ROOT,
             env=os.environ | {"TERM": "dumb"},
             start_new_session=True,
         )
-        os.close(theirs)
         self.seen = ""
 
     def type(self, text: str) -> None:
@@ -127,7 +127,7 @@ class Terminal:
         """What is printed from here on, up to the end of the first match."""
         deadline = time.monotonic() + timeout_s
         while (found := re.search(pattern, self.seen, re.DOTALL)) is None:
-            assert time.monotonic() < deadline, f"no {pattern!r} in {self.seen!r}"
+            assert self.popen.poll() is None and time.monotonic() < deadline, f"no {pattern!r} in {self.seen!r}"
             if select.select([self._ours], [], [], 0.1)[0]:
                 self.seen += os.read(self._ours, 65536).decode(errors="replace").replace("\r", "")
         text, self.seen = self.seen[: found.end()], self.seen[found.end() :]
@@ -137,6 +137,7 @@ class Terminal:
         self.popen.kill()
         self.popen.wait()
         os.close(self._ours)
+        os.close(self._theirs)
 
 
 @pytest.mark.parametrize("remote", [False, True])
