@@ -1,0 +1,64 @@
+"""`python -m tests.schedules`: fuzz the cells (shape and dtype) of one tier, one JSON line each; exit 1 if one failed.
+
+A process of its own, because the tier is chosen once, when the kernels are loaded; "torch" runs without them.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import traceback
+import zlib
+from pathlib import Path
+
+
+def main() -> int:
+    """Run the cells asked for."""
+    parser = argparse.ArgumentParser(prog="python -m tests.schedules", description=__doc__)
+    parser.add_argument("--tier", default="", help="tier of the CPU kernels, or torch (default: the best there is)")
+    parser.add_argument("--cells", nargs="*", help="such as llama/bfloat16 (default: all)")
+    parser.add_argument("--schedules", type=int, default=13, help="per cell; wide shapes take a third")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, help="where checkpoints are made, or lie from before")
+    args = parser.parse_args()
+    os.environ["OCTAVO_LOG_LEVEL"] = "ERROR"
+    if args.tier == "torch":
+        sys.modules["octavo.kernels.cpu._native"] = None  # type: ignore[assignment]  # as if it were not built
+    elif args.tier:
+        os.environ["OCTAVO_CPU_TIER"] = args.tier
+    with tempfile.TemporaryDirectory() as made:
+        return run_cells(args, args.folder or Path(made))
+
+
+def run_cells(args: argparse.Namespace, root: Path) -> int:
+    """Fuzz one cell after the other; a failure does not keep the others from running."""
+    from tests.schedules.schedule import CROWD  # noqa: PLC0415 (after the tier is chosen)
+    from tests.schedules.world import DTYPES, SHAPES, World, checkpoint  # noqa: PLC0415
+
+    failed = False
+    for cell in args.cells or [f"{shape}/{dtype}" for shape in SHAPES for dtype in DTYPES]:
+        shape, dtype = cell.split("/")
+        world = World(checkpoint(root, shape), dtype)
+        wide = shape.startswith("wide")
+        error = None
+        try:
+            if wide:
+                world.check(CROWD)
+            world.fuzz(
+                -(-args.schedules // 3) if wide else args.schedules,
+                zlib.crc32(f"{args.tier}/{cell}/{args.seed}".encode()),
+            )
+        except Exception as err:  # whatever it is, it is what the fuzzer was to find
+            error = "".join(traceback.format_exception(err))
+            repeat = f"--tier '{args.tier}' --cells {cell} --schedules {args.schedules} --seed {args.seed}"
+            error += f"\nrepeat: python -m tests.schedules {repeat}"
+            failed = True
+        finally:
+            world.close()
+        print(json.dumps({"tier": args.tier, "cell": cell, **world.counts, "error": error}), flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
