@@ -71,6 +71,7 @@ class Heard:
         assert self.finish_reason is None, f"{output.request_id} goes on after its end"
         self.token_ids += output.new_token_ids
         self.logprobs += map(bits, output.logprobs or [])
+        assert len(self.logprobs) == len(self.token_ids)
         if output.prompt_logprobs is not None:
             for place, position in enumerate(output.prompt_logprobs.positions, output.prompt_logprobs.start):
                 if self.prompt_logprobs.setdefault(place, bits(position)) != bits(position):
@@ -139,7 +140,14 @@ class World:
         """Check so many random schedules; hypothesis adds the smallest one that fails to the error."""
 
         @seed(start)
-        @settings(max_examples=num_schedules, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @settings(
+            max_examples=num_schedules,
+            phases=phases,
+            report_multiple_bugs=False,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        )
         @given(schedules)
         def holds(schedule: Schedule) -> None:
             self.check(schedule)
@@ -152,15 +160,13 @@ class World:
         set_threads(1)
         for index, ask in enumerate(schedule.asks):
             for request in ask.requests(str(index)):
+                alone = self.alone(request)
                 try:
-                    compare(
-                        request.request_id,
-                        heard[request.request_id],
-                        self.alone(request),
-                        len(request.prompt_token_ids),
-                    )
+                    compare(heard[request.request_id], alone, len(request.prompt_token_ids))
                 except Mismatch as err:
-                    raise Mismatch(f"{err}; {self._first_difference(schedule, request, err.position)}") from None
+                    raise Mismatch(
+                        f"{request.request_id}: {err}; {self._first_difference(schedule, request, err.position)}"
+                    ) from None
 
     def run(self, schedule: Schedule, digests: Digests | None = None) -> dict[str, Heard]:
         """Everything said under a schedule, by request id."""
@@ -190,7 +196,7 @@ class World:
         """What a sequence says with the engine to itself; scoring the whole of it afterwards must give the same."""
         key = msgspec.msgpack.encode(msgspec.structs.replace(request, request_id="", fork_of=None))
         if key not in self._known:
-            heard = self._known[key] = self._ask(request)
+            heard = self._ask(request)
             whole = msgspec.structs.replace(
                 request,
                 prompt_token_ids=request.prompt_token_ids + heard.token_ids,
@@ -202,6 +208,7 @@ class World:
             for place, position in given.items():
                 if scores[place] != position:
                     raise Mismatch(f"alone, token {place} has logprobs {position} but is scored {scores[place]}")
+            self._known[key] = heard
         return self._known[key]
 
     def _ask(self, request: EngineRequest) -> Heard:
@@ -272,25 +279,25 @@ def drain(client: InProcessClient) -> dict[str, Heard]:
     return heard
 
 
-def compare(name: str, heard: Heard, alone: Heard, num_prompt_tokens: int) -> None:
+def compare(heard: Heard, alone: Heard, num_prompt_tokens: int) -> None:
     """Raise `Mismatch` at the first position that differs; an aborted sequence may be shorter."""
     for place, position in sorted(heard.prompt_logprobs.items()):
         if position != alone.prompt_logprobs[place]:
-            message = f"{name}: prompt token {place} scores {position}, alone {alone.prompt_logprobs[place]}"
+            message = f"prompt token {place} scores {position}, alone {alone.prompt_logprobs[place]}"
             raise Mismatch(message, place)
     pairs = zip(heard.token_ids, alone.token_ids, heard.logprobs, alone.logprobs, strict=False)
     for index, (token_id, expected, position, expected_position) in enumerate(pairs):
         if (token_id, position) != (expected, expected_position):
-            message = f"{name}: answer token {index} is {token_id} {position}, alone {expected} {expected_position}"
+            message = f"answer token {index} is {token_id} {position}, alone {expected} {expected_position}"
             raise Mismatch(message, num_prompt_tokens + index)
     if heard.finish_reason == "abort":
         assert len(heard.token_ids) <= len(alone.token_ids)
         return
     if len(heard.prompt_logprobs) != len(alone.prompt_logprobs):
-        raise Mismatch(f"{name}: {len(heard.prompt_logprobs)} prompt tokens scored, not {len(alone.prompt_logprobs)}")
+        raise Mismatch(f"{len(heard.prompt_logprobs)} prompt tokens scored, not {len(alone.prompt_logprobs)}")
     if (len(heard.token_ids), heard.finish_reason) != (len(alone.token_ids), alone.finish_reason):
         raise Mismatch(
-            f"{name}: {len(heard.token_ids)} tokens until {heard.finish_reason}, "
+            f"{len(heard.token_ids)} tokens until {heard.finish_reason}, "
             f"alone {len(alone.token_ids)} until {alone.finish_reason}"
         )
 
