@@ -20,6 +20,7 @@ def main() -> int:
     parser.add_argument("--cells", nargs="*", help="such as llama/bfloat16 (default: all)")
     parser.add_argument("--schedules", type=int, default=13, help="per cell; wide shapes take a third")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--shrink", action="store_true", help="look for the smallest failing schedule, for minutes")
     parser.add_argument("--folder", type=Path, help="where checkpoints are made, or lie from before")
     args = parser.parse_args()
     os.environ["OCTAVO_LOG_LEVEL"] = "ERROR"
@@ -45,14 +46,13 @@ def run_cells(args: argparse.Namespace, root: Path) -> int:
         try:
             if wide:
                 world.check(CROWD)
-            world.fuzz(
-                -(-args.schedules // 3) if wide else args.schedules,
-                zlib.crc32(f"{args.tier}/{cell}/{args.seed}".encode()),
-            )
+            count, start = args.schedules, zlib.crc32(f"{args.tier}/{cell}/{args.seed}".encode())
+            world.fuzz(-(-count // 3) if wide else count, start, args.shrink)
         except Exception as err:  # whatever it is, it is what the fuzzer was to find
             error = "".join(traceback.format_exception(err))
             repeat = f"--tier '{args.tier}' --cells {cell} --schedules {args.schedules} --seed {args.seed}"
-            error += f"\nrepeat: python -m tests.schedules {repeat}"
+            error += f"\nrepeat: python -m tests.schedules {repeat} --shrink"
+            print(error, file=sys.stderr)
             failed = True
         finally:
             world.close()
