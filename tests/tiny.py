@@ -157,6 +157,7 @@ class TinySequence:
     """One sequence in the harness: per KV group, its pages by block number."""
 
     token_ids: list[int]
+    num_prompt: int
     num_computed: int = 0
     tables: list[list[int]] = field(default_factory=list)
 
@@ -175,6 +176,7 @@ class PagedHarness:
     Args:
         prefixes: by sequence number.
         max_chunk: most tokens a sequence computes in one step.
+        num_prompt: tokens of each prompt that count as such, the others as generated; all by default.
     """
 
     def __init__(
@@ -185,6 +187,7 @@ class PagedHarness:
         seed: int = 0,
         block_size: int = 4,
         max_chunk: int = 48,
+        num_prompt: int | None = None,
         prefixes: dict[int, Prefix] | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -194,7 +197,10 @@ class PagedHarness:
         num_blocks = sum(-(-len(prompt) // block_size) for prompt in prompts) + 3
         self.pools = [new_pool(spec, num_blocks, block_size, dtype) for spec in model.kv_groups]
         self.free = [self.random.sample(range(num_blocks), num_blocks) for _ in model.kv_groups]
-        self.sequences = [TinySequence(list(prompt), tables=[[] for _ in model.kv_groups]) for prompt in prompts]
+        self.sequences = [
+            TinySequence(list(prompt), num_prompt or len(prompt), tables=[[] for _ in model.kv_groups])
+            for prompt in prompts
+        ]
         self.logits = [torch.full((len(prompt), model.vocab_size), float("nan")) for prompt in prompts]
         self.num_steps = 0
 
@@ -240,6 +246,10 @@ class PagedHarness:
         batch = ForwardBatch(
             input_ids=torch.tensor([i for part in ids for i in part] + [0] * padding),
             positions=torch.tensor([p for part in places for p in part] + [0] * padding),
+            lengths=torch.tensor(
+                [max(seq.num_prompt, p + 1) for seq, part in zip(picked, places, strict=True) for p in part]
+                + [1] * padding
+            ),
             attention=[self.attention_batch(group, picked, chunks, padding) for group in range(len(self.pools))],
             kv_pages=self.pools,
         )

@@ -42,6 +42,8 @@ class ForwardBatch:
         input_ids: [T] int64
         positions: [T] int64 ([3, T] for models with three rope axes)
         attention: per KV group.
+        lengths: [T] int64, tokens of the sequence as a rope whose base grows with it counts them: the prompt's, or for
+            a token behind the prompt those up to it, itself included.
         kv_pages: per KV group, the pool [L, 2, B, kv_heads, block_size, head_dim]: L layers of the group, keys then
             values, B pages.
         inputs_embeds: [T, hidden], in place of input_ids when given.
@@ -50,6 +52,7 @@ class ForwardBatch:
 
     input_ids: Tensor
     positions: Tensor
+    lengths: Tensor
     attention: list[AttentionBatch]
     kv_pages: list[Tensor]
     inputs_embeds: Tensor | None = None

@@ -3,6 +3,7 @@ fills in what was left open. Knows tokenizer and limits; no scheduler, no pages.
 """
 
 import hashlib
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NotRequired, TypedDict, cast
@@ -83,6 +84,7 @@ class InputProcessor:
         self._max_request_tokens = max_request_tokens
         self._max_logprobs = self._vocab_size if config.model.max_logprobs == -1 else config.model.max_logprobs
         self._engine_seed = config.model.seed
+        self._unscaled_length = unscaled_length(config.spec.hf_config)
         self._by_priority = config.scheduler.scheduling_policy == "priority"
         self.eos_token_ids = list(config.spec.eos_token_ids)
         if not self.eos_token_ids and tokenizer.eos_token_id is not None:
@@ -132,12 +134,18 @@ class InputProcessor:
                 sample_index=index,
                 arrival_time_s=arrival_time_s,
                 priority=priority,
-                cache_salt=cache_salt if cache_salt is not None else salt,
+                cache_salt=self._cache_key(cache_salt if cache_salt is not None else salt, len(token_ids)),
                 fork_of=f"{request_id}#0" if index > 0 else None,
             )
             for index in range(params.n)
         ]
         return Submission(request_id, text, token_ids, params, seed, arrival_time_s, sequences)
+
+    def _cache_key(self, salt: str | None, num_prompt_tokens: int) -> str | None:
+        """The salt, and the prompt's length where keys and values depend on it."""
+        if num_prompt_tokens <= self._unscaled_length:
+            return salt
+        return f"{num_prompt_tokens} tokens, {salt}"
 
     def _read_prompt(self, prompt: Prompt) -> "_ReadPrompt":
         fields = self._prompt_fields(prompt)
@@ -278,6 +286,14 @@ def derive_seed(engine_seed: int, submission_index: int) -> int:
     """
     digest = hashlib.blake2b(f"{engine_seed}/{submission_index}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 11
+
+
+def unscaled_length(hf_config: dict[str, Any]) -> float:
+    """Longest prompt whose pages hold the same whatever its length; infinite but for `dynamic` ropes."""
+    rope = hf_config["rope_parameters"]
+    kinds = [rope] if "rope_type" in rope else rope.values()
+    dynamic = any(kind["rope_type"] == "dynamic" for kind in kinds)
+    return hf_config["max_position_embeddings"] if dynamic else math.inf
 
 
 def default_sampling_params(config: EngineConfig) -> dict[str, int | float]:

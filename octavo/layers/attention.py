@@ -84,9 +84,13 @@ class Attention(nn.Module):
             self.q_norm(q, out=q)
             self.k_norm(k, out=k)
         if self.rope is not None:
-            rotate(q, k, batch.positions, self.cos_sin, self.rope.interleaved)
+            rows, cos_sin = batch.positions, self.cos_sin
+            if self.rope.by_length:
+                cos_sin = self.rope.rotations(self.cos_sin, batch.positions, batch.lengths)
+                rows = torch.arange(len(cos_sin), device=cos_sin.device)
+            rotate(q, k, rows, cos_sin, self.rope.interleaved)
         pages = batch.kv_pages[self.kv_group][self.kv_layer]
-        rows = batch.attention[self.kv_group]
-        write_kv(k, v, pages, rows.slot_mapping)
-        attended = paged_attention(q, pages, rows, self.scale, self.window, self.softcap, self.sinks)
+        group = batch.attention[self.kv_group]
+        write_kv(k, v, pages, group.slot_mapping)
+        attended = paged_attention(q, pages, group, self.scale, self.window, self.softcap, self.sinks)
         return self.o_proj(attended.flatten(1))

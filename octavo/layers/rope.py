@@ -1,14 +1,14 @@
 """Rotary position embedding: the table of cosines and sines, for every scaling that config files name.
 
 Frequencies and angles are computed in float32 in the order in which Transformers computes them, so that they also agree
-at long positions, where the rounding of an angle reaches 1e-3. A table depends on the configuration and `max_model_len`
-only, never on the lengths of the sequences that happen to run: a token's key is the same whoever computes it, and when.
-Two scalings are defined by the length of the running sequence and need a reading that is a function of the position:
+at long positions, where the rounding of an angle reaches 1e-3. A token's rotation depends on its own request only,
+never on what happens to run beside it or on how a prompt is cut into chunks. Two scalings are defined by the length of
+the running sequence:
 
-- `dynamic` (NTK): the base grows with the sequence. Transformers rotates a token with the base of the length when it
-  was computed. Here position p has the base of length p + 1: what the cache of Transformers holds after generating
-  token by token, and no scaling at all up to the original maximum. Prompts longer than that differ from Transformers,
-  which gives a whole prompt the base of its length, and so gives one prefix different keys in different prompts.
+- `dynamic` (NTK): the base grows with the length. As in Transformers, a prompt is rotated by the base of its whole
+  length and each generated token by the base of the length it ends; there is no scaling up to the original maximum. One
+  prefix has different keys in prompts of different length beyond it, which therefore share no pages
+  (`engine/input_processor.py`).
 - `longrope`: the long factors if `max_model_len` exceeds the original maximum, else the short ones. Transformers
   switches when a sequence crosses it, which would invalidate the keys cached so far.
 """
@@ -54,7 +54,7 @@ def linear_frequencies(p: dict[str, Any], dims: Dims) -> Tensor:
 
 
 def dynamic_frequencies(p: dict[str, Any], dims: Dims) -> Tensor:
-    """NTK-aware scaling by length (bloc97, emozilla 2023), position by position; see the module's docstring."""
+    """NTK-aware scaling (bloc97, emozilla 2023): a row of frequencies per length, 1 .. max_model_len."""
     factor, original = p["factor"], dims.max_position_embeddings
     lengths = torch.arange(1, dims.max_model_len + 1, dtype=torch.float64).clamp(min=original)
     growth = (factor * lengths / original - (factor - 1)) ** (dims.rotary_dim / (dims.rotary_dim - 2))
@@ -104,7 +104,7 @@ ROPE_TYPES: dict[str, Callable[[dict[str, Any], Dims], Tensor]] = {
     "longrope": longrope_frequencies,
     "llama3": llama3_frequencies,
 }
-"""By `rope_type`: radians per position, [rotary_dim / 2], or [max_model_len, rotary_dim / 2] if they depend on it."""
+"""By `rope_type`: radians per position, [rotary_dim / 2], or a row per length, [max_model_len, rotary_dim / 2]."""
 
 
 class Rope:
@@ -114,6 +114,9 @@ class Rope:
         parameters: `rope_type`, `rope_theta` and what the type needs, complete (`loader/hf_config.py`).
         max_position_embeddings: length of the model, where a scaling refers to it.
         interleaved: which dimensions form a pair, see `ops.rope`.
+
+    Attributes:
+        by_length: the frequencies depend on the length of the sequence; `rotations` then makes the rows of a step.
 
     Raises:
         ModelError: for an unknown type.
@@ -128,6 +131,7 @@ class Rope:
         self.rotary_dim = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
         self.max_position_embeddings = max_position_embeddings
         self.interleaved = interleaved
+        self.by_length = parameters["rope_type"] == "dynamic"
 
     @classmethod
     def from_config(cls, c: TextConfig, layer_type: str = "full_attention") -> "Rope":
@@ -135,16 +139,30 @@ class Rope:
         return cls(c.head_dim, c.rope_parameters_of(layer_type), c.max_position_embeddings)
 
     def table(self, build: Build) -> Tensor:
-        """[max_model_len, rotary_dim] float32, cosines then sines; layers with equal ropes share one."""
+        """[max_model_len, rotary_dim] float32, cosines then sines; layers with equal ropes share one. `by_length`: the
+        frequencies of every length, [max_model_len, rotary_dim / 2].
+        """
         key = (repr(sorted(self.parameters.items())), self.rotary_dim, self.max_position_embeddings)
         if key not in build.tables:
             build.tables[key] = self.compute_table(build.max_model_len).to(build.device)
         return build.tables[key]
 
     def compute_table(self, max_model_len: int) -> Tensor:
-        """[max_model_len, rotary_dim] float32."""
+        """What `table` shares."""
         dims = Dims(self.rotary_dim, self.max_position_embeddings, max_model_len)
         inv_freq = ROPE_TYPES[self.parameters["rope_type"]](self.parameters, dims)
+        if self.by_length:
+            return inv_freq
         angles = torch.arange(max_model_len, dtype=torch.float32).unsqueeze(1) * inv_freq
         # YaRN and LongRoPE sharpen attention by scaling queries and keys.
         return torch.cat((angles.cos(), angles.sin()), 1) * self.parameters.get("attention_factor", 1.0)
+
+    def rotations(self, frequencies: Tensor, positions: Tensor, lengths: Tensor) -> Tensor:
+        """The rows of a step where they depend on lengths: [T, rotary_dim] float32, cosines then sines.
+
+        Args:
+            frequencies: from `table`.
+            positions, lengths: [T], of each token and of its sequence, see `ForwardBatch`.
+        """
+        angles = positions.unsqueeze(1) * frequencies[lengths - 1]
+        return torch.cat((angles.cos(), angles.sin()), 1)

@@ -42,6 +42,7 @@ class InputBatch:
         self.block_size = block_size
         self._input_ids = HostBuffer(token_budget, torch.int64, device)
         self._positions = HostBuffer(token_budget, torch.int64, device)
+        self._lengths = HostBuffer(token_budget, torch.int64, device)
         self._query_start = HostBuffer(max_rows + 1, torch.int32, device)
         self._seq_lens = HostBuffer(max_rows, torch.int32, device)
         self._tables = [HostBuffer(max_rows * max_blocks, torch.int32, device) for _ in range(num_groups)]
@@ -64,6 +65,7 @@ class InputBatch:
         positions = self._positions.view(total)
         np.add(np.arange(total), np.repeat(num_computed - query_start[:-1], num_tokens), out=positions)
         self._input_ids.view(total)[:] = rows.token_ids[token_rows, positions]
+        np.maximum(rows.num_prompt_tokens[token_rows], positions + 1, out=self._lengths.view(total))
 
         max_seq_len = int(seq_lens.max())
         width = -(-max_seq_len // self.block_size)
@@ -89,4 +91,10 @@ class InputBatch:
             )
             for table, slots in zip(self._tables, self._slots, strict=True)
         ]
-        return ForwardBatch(self._input_ids.on_device(total), self._positions.on_device(total), attention, kv_pages)
+        return ForwardBatch(
+            input_ids=self._input_ids.on_device(total),
+            positions=self._positions.on_device(total),
+            lengths=self._lengths.on_device(total),
+            attention=attention,
+            kv_pages=kv_pages,
+        )

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from octavo.engine.input_processor import InputProcessor, default_sampling_params, derive_seed
@@ -137,3 +139,17 @@ def test_sampling_defaults_come_from_the_model_unless_told_otherwise():
         defaults(override_generation_config="[1]")
     with pytest.raises(ConfigError, match="is not JSON"):
         defaults(override_generation_config="{")
+
+
+def test_prompts_share_pages_under_a_dynamic_rope_only_while_their_length_does_not_matter(tokenizer):
+    config = make_engine_config(context_length=64)
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    spec = replace(config.spec, hf_config={"rope_parameters": rope, "max_position_embeddings": 8})
+    processor = InputProcessor(replace(config, spec=spec), tokenizer, 64)
+
+    def salt(length: int, given: str | None = None) -> str | None:
+        made = processor.process([5] * length, SamplingParams(), f"{length} {given}", cache_salt=given)
+        return made.sequences[0].cache_salt
+
+    assert salt(8) is None and salt(8, "mine") == "mine"
+    assert len({salt(9), salt(10), salt(9, "mine"), salt(10, "mine"), None, "mine"}) == 6

@@ -45,3 +45,28 @@ def test_chunked_cached_and_preempted_requests_equal_transformers(family, tmp_pa
         positions = torch.arange(LENGTH - len(entries) - 1, LENGTH - 1)
         torch.testing.assert_close(got, expected[positions, torch.tensor(tokens)], atol=1e-4, rtol=0)
         assert sample.token_ids == expected[LENGTH - MAX_TOKENS - 1 : -1].argmax(-1).tolist()
+
+
+@pytest.mark.filterwarnings("ignore:.*past_key_values:FutureWarning")  # `cache` in later releases of Transformers
+def test_prompts_of_other_lengths_do_not_mix_under_a_rope_that_grows_with_the_length(tmp_path):
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    folder = write_tokenizer(tiny_checkpoint("llama", tmp_path, rope_parameters=rope, max_position_embeddings=64))
+    choose = random.Random(0)
+    longest = [choose.randrange(3, VOCAB_SIZE) for _ in range(150)]
+    prompts = [longest[:length] for length in (150, 120, 60, 120, 70, 60)]
+    greedy = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    options = {"device": "cpu", "dtype": "float32", "threads": 1, "max_num_seqs": 3, "max_num_batched_tokens": 40}
+    with LLM(str(folder), num_gpu_blocks_override=14, **options) as llm:
+        outputs = [llm.generate(prompt, greedy, use_tqdm=False)[0] for prompt in prompts]
+        outputs += llm.generate(prompts, greedy, use_tqdm=False)
+        assert llm.stats().num_preemptions > 0
+        assert [output.num_cached_tokens > 0 for output in outputs[:6]] == [False, False, False, True, False, True]
+    for output in outputs:
+        reference = reference_model(folder)  # a used one keeps the base of the longest sequence it has seen
+        token_ids, cached, step = [], None, output.prompt_token_ids
+        for _ in range(24):
+            with torch.no_grad():
+                result = reference(torch.tensor([step]), past_key_values=cached, use_cache=True)
+            cached, step = result.past_key_values, [int(result.logits[0, -1].argmax())]
+            token_ids += step
+        assert output.outputs[0].token_ids == token_ids

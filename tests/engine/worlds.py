@@ -81,7 +81,7 @@ def make_engine_config(
         path="",
         format="safetensors",
         architecture="LlamaForCausalLM",
-        hf_config={},
+        hf_config={"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
         context_length=context_length,
         vocab_size=vocab_size,
         eos_token_ids=(2,),

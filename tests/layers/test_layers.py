@@ -111,7 +111,9 @@ def test_attention_sinks_have_a_slot_of_their_own_and_weaken_the_values() -> Non
         max_query_len=1,
         max_seq_len=1,
     )
-    batch = ForwardBatch(torch.tensor([0]), torch.tensor([0]), [rows], [torch.zeros(1, 2, 1, 1, 4, 4)])
+    batch = ForwardBatch(
+        torch.tensor([0]), torch.tensor([0]), torch.tensor([1]), [rows], [torch.zeros(1, 2, 1, 1, 4, 4)]
+    )
     x = torch.randn(1, 8)
     outputs = []
     for sink in (-1e9, 1e9):

@@ -61,19 +61,16 @@ def test_table_equals_transformers_up_to_its_last_row(kind: str) -> None:
     torch.testing.assert_close(table[POSITIONS], transformers_table(rope), rtol=0, atol=1e-6)
 
 
-def test_dynamic_is_unscaled_up_to_the_original_length_and_then_follows_the_position() -> None:
-    parameters = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
-    table = Rope(16, parameters, 64).compute_table(200)
+def test_dynamic_is_unscaled_up_to_the_original_length_and_grows_its_base_beyond() -> None:
+    rope = Rope(16, {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}, 64)
+    frequencies = rope.compute_table(200)
     plain = Rope(16, {"rope_type": "default", "rope_theta": 10000.0}, 64).compute_table(200)
-    assert torch.equal(table[:64], plain[:64])
+    positions, lengths = torch.tensor([0, 63, 30, 149]), torch.tensor([1, 64, 40, 150])
+    rows = rope.rotations(frequencies, positions, lengths)
+    assert torch.equal(rows[:3], plain[positions[:3]])
     base = 10000.0 * (4.0 * 150 / 64 - 3.0) ** (16 / 14)
     angles = 149 * base ** (-torch.arange(0, 16, 2, dtype=torch.float64) / 16)
-    torch.testing.assert_close(table[149], torch.cat((angles.cos(), angles.sin())).float(), rtol=0, atol=1e-4)
-
-
-def test_dynamic_rows_do_not_depend_on_the_length_of_the_table() -> None:
-    rope = Rope(16, {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}, 64)
-    assert torch.equal(rope.compute_table(100), rope.compute_table(300)[:100])
+    torch.testing.assert_close(rows[3], torch.cat((angles.cos(), angles.sin())).float(), rtol=0, atol=1e-4)
 
 
 def test_a_partial_rotary_factor_narrows_the_table() -> None:

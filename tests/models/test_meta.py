@@ -33,7 +33,7 @@ def test_a_model_can_be_traced_without_weights_or_pages(family: str, tmp_path: P
         for g in model.kv_groups
     ]
     ids = ints(num_tokens, dtype=torch.int64)
-    hidden = model(ForwardBatch(ids, ids, [rows] * len(pools), pools))
+    hidden = model(ForwardBatch(ids, ids, ids, [rows] * len(pools), pools))
     assert (hidden.shape, hidden.dtype) == ((num_tokens, 64), torch.bfloat16)
     logits = model.logits(hidden[:num_rows])
     assert (logits.shape, logits.dtype) == ((num_rows, VOCAB_SIZE), torch.float32)

@@ -123,17 +123,19 @@ def test_longrope_has_its_short_factors_in_an_engine_that_stays_below_the_origin
 
 
 @pytest.mark.filterwarnings("ignore:.*past_key_values:FutureWarning")  # `cache` in later releases of Transformers
-def test_dynamic_ntk_is_what_transformers_caches_token_by_token(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_prompt", [10, 64, 65, 150, 200])
+def test_dynamic_ntk_is_that_of_transformers_for_a_prompt_and_what_is_generated_after_it(
+    tmp_path: Path, num_prompt: int
+) -> None:
     rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
     folder = tiny_checkpoint("llama", tmp_path, rope_parameters=rope, max_position_embeddings=64)
-    ours = run_model(load_tiny(folder, max_model_len=200), [PROMPT])[0]
-    assert_parity(ours[:64], reference_logits(folder, PROMPT[:64]))
     model, cached, theirs = reference_model(folder), None, []
-    for step in [PROMPT[:50], *([token] for token in PROMPT[50:])]:
+    for step in [PROMPT[:num_prompt], *([token] for token in PROMPT[num_prompt:])]:
         with torch.no_grad():
             output = model(torch.tensor([step]), past_key_values=cached, use_cache=True)
         cached = output.past_key_values
         theirs.append(output.logits[0])
+    ours = run_model(load_tiny(folder, max_model_len=200), [PROMPT], num_prompt=num_prompt)[0]
     assert_parity(ours, torch.cat(theirs))
 
 
