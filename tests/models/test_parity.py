@@ -1,4 +1,4 @@
-"""Logits of every family and every rope scaling equal those of Transformers, whatever way the pages are filled.
+"""Logits of every family and every rope scaling (case WGT-05) equal those of Transformers, however pages are filled.
 
 The comparison is sharp: models with one detail wrong, far smaller than a bug usually is, fail it.
 """
