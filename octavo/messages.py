@@ -14,7 +14,10 @@ from octavo.sampling_params import SamplingParams
 
 Progress = Callable[[str, int, int], None]
 """Called while files are fetched and a model is loaded, as `progress(stage, done, total)`: "fetching <file>" counts
-bytes, "loading weights" tensors. A total of 0 is unknown; done == total ends a stage."""
+bytes, LOADING_WEIGHTS tensors. A total of 0 is unknown; done == total ends a stage."""
+
+LOADING_WEIGHTS = "loading weights"
+"""The stage that begins once the model's files are known to be whole: every tensor is there, with the right shape."""
 
 # ---------------------------------------------------------------- client -> core
 

@@ -175,7 +175,7 @@ def test_stop_strings_end_the_text_and_free_the_pages(llm):
 # ---------------------------------------------------------------- seeds (SMP-01, SMP-03)
 
 
-def test_a_seeded_request_answers_the_same_alone_and_in_any_company(make_llm, llm):
+def test_smp_01_a_seeded_request_answers_the_same_alone_and_in_any_company(make_llm, llm):
     seeded = SamplingParams(seed=42, temperature=0.8, ignore_eos=True, max_tokens=16)
     free = SamplingParams(temperature=0.8, ignore_eos=True, max_tokens=16)
     prompt = prompt_of(20)
@@ -221,7 +221,7 @@ def prompt_logprobs(llm, prompt):
     return values
 
 
-def test_prompt_logprobs_do_not_depend_on_cache_order_or_chunks(make_llm):
+def test_lpb_01_prompt_logprobs_do_not_depend_on_cache_order_or_chunks(make_llm):
     lengths = (15, 16, 17, 31, 32, 33, 64)
     shared = prompt_of(48)
     a, b = shared + prompt_of(9, 1), shared + prompt_of(9, 2)

@@ -77,6 +77,41 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 """Settings of config.json by family, beside `COMMON`: every feature is on, and both kinds of layer appear."""
 
+SCALINGS: dict[str, dict[str, Any]] = {
+    "linear": {"rope_type": "linear", "factor": 2.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    "yarn-untruncated": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "truncate": False,
+        "beta_fast": 16.0,
+        "mscale": 0.8,
+        "mscale_all_dim": 0.4,
+    },
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "longrope": {
+        "rope_type": "longrope",
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "short_factor": [1.0, 1.0, 1.1, 1.2, 1.3, 1.4, 1.6, 1.8],
+        "long_factor": [1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0],
+    },
+}
+"""Rope scalings by name, for a model trained on 64 positions."""
+
+
+def scaled_checkpoint(name: str, folder: Path) -> Path:
+    """Write a random Llama checkpoint with a rope scaling of `SCALINGS`, for 256 positions."""
+    rope = {"rope_theta": 10000.0, **SCALINGS[name]}
+    return tiny_checkpoint("llama", folder, rope_parameters=rope, max_position_embeddings=256)
+
 
 def tiny_checkpoint(family: str, folder: Path, seed: int = 0, **overrides: Any) -> Path:
     """Write a random checkpoint of a family as Transformers does; logits have a standard deviation of 1 or more."""

@@ -6,6 +6,8 @@ and the 1 that is added to Gemma's norm weights.
 
 import re
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ from octavo.errors import ModelError
 from octavo.files.gguf_header import GGUFTensorInfo, read_gguf_header
 from octavo.loader.gguf_config import ROPE_FREQS
 from octavo.loader.mapped import MappedFile
+from octavo.loader.weights import StoredWeight
 
 PLAIN_TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 CHUNK_ELEMENTS = 1 << 17
@@ -49,29 +52,36 @@ _GEMMA_LAYER = _LAYER | {
 _LAYER_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
-def iterate(spec: ModelSpec, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """See `weights.iterate_weights`."""
-    config, header, file = spec.hf_config, read_gguf_header(spec.path), MappedFile(spec.path)
-    model_type, head_dim = config["model_type"], config["head_dim"]
-    rotated_heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+def stored(spec: ModelSpec, dtype: torch.dtype) -> Iterator[StoredWeight]:
+    """See `weights.stored_weights`."""
+    model_type, header, file = spec.hf_config["model_type"], read_gguf_header(spec.path), MappedFile(spec.path)
     for info in header.tensors.values():
         if info.name == ROPE_FREQS:  # part of the config by now
             continue
         name = hf_name(info.name, model_type)
         if name is None:
             raise ModelError(f"{spec.path}: tensor {info.name!r} is not one that a {model_type!r} model has")
-        is_norm = name.endswith("norm.weight")
-        weight = dequantize(spec.path, file, info, torch.float32 if is_norm else dtype)
-        if is_norm and model_type.startswith("gemma"):
-            weight = weight - 1
-        heads = rotated_heads.get(name.split(".")[-2])
-        if heads and model_type in PERMUTED:
-            if weight.shape[0] != heads * head_dim:
-                raise ModelError(
-                    f"{spec.path}: tensor {info.name!r} has {weight.shape[0]} rows, not {heads} x {head_dim}"
-                )
-            weight = unpermute(weight, heads)
-        yield name, weight
+        if info.type_name not in PLAIN_TYPES:
+            _decoder(spec.path, info)
+        yield StoredWeight(name, info.shape, partial(_read, spec, file, info, name, dtype))
+
+
+def _read(spec: ModelSpec, file: MappedFile, info: GGUFTensorInfo, name: str, dtype: torch.dtype) -> Tensor:
+    """One tensor as Transformers has it."""
+    config = spec.hf_config
+    is_norm = name.endswith("norm.weight")
+    weight = dequantize(spec.path, file, info, torch.float32 if is_norm else dtype)
+    if is_norm and config["model_type"].startswith("gemma"):
+        return weight - 1
+    rotated_heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    heads = rotated_heads.get(name.split(".")[-2])
+    if heads is None or config["model_type"] not in PERMUTED:
+        return weight
+    if weight.shape[0] != heads * config["head_dim"]:
+        raise ModelError(
+            f"{spec.path}: tensor {info.name!r} has {weight.shape[0]} rows, not {heads} x {config['head_dim']}"
+        )
+    return unpermute(weight, heads)
 
 
 def hf_name(name: str, model_type: str) -> str | None:
@@ -99,15 +109,21 @@ def dequantize(path: str, file: MappedFile, info: GGUFTensorInfo, dtype: torch.d
     """
     if info.type_name in PLAIN_TYPES:
         return file.tensor(info.offset, info.num_bytes, PLAIN_TYPES[info.type_name], info.shape).to(dtype)
+    decoder = _decoder(path, info)
+    decoder.init_grid()
+    blocks = file.read(info.offset, info.num_bytes).view(-1, decoder.type_size).numpy()
+    weight = torch.empty(info.shape, dtype=dtype)
+    flat, step = weight.view(-1, decoder.block_size), CHUNK_ELEMENTS // decoder.block_size
+    for start in range(0, len(blocks), step):
+        flat[start : start + step] = torch.from_numpy(decoder.dequantize_blocks(blocks[start : start + step]))
+    return weight
+
+
+def _decoder(path: str, info: GGUFTensorInfo) -> Any:
+    """The `gguf` package's decoder of a quantized type."""
     from gguf import quants  # noqa: PLC0415 (0.1 s, only if there is a quantized GGUF file)
 
-    reader = getattr(quants, info.type_name, None)
-    if reader is None:
+    decoder = getattr(quants, info.type_name, None)
+    if decoder is None:
         raise ModelError(f"{path}: tensor {info.name!r} has the type {info.type_name}, which cannot be read")
-    reader.init_grid()
-    blocks = file.read(info.offset, info.num_bytes).view(-1, reader.type_size).numpy()
-    weight = torch.empty(info.shape, dtype=dtype)
-    flat, step = weight.view(-1, reader.block_size), CHUNK_ELEMENTS // reader.block_size
-    for start in range(0, len(blocks), step):
-        flat[start : start + step] = torch.from_numpy(reader.dequantize_blocks(blocks[start : start + step]))
-    return weight
+    return decoder

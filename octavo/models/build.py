@@ -4,7 +4,7 @@ Weights are held once: the model's tensors are made empty, and each tensor of th
 any order. Nothing is left uninitialized: a tensor that is missing, unknown or of another shape stops the start-up.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from octavo.layers.build import Build
 from octavo.layers.config import TextConfig
 from octavo.models.base import CausalLM
 from octavo.models.registry import MODELS
+from octavo.quantization.interface import Slot
 from octavo.quantization.registry import format_of
 
 
@@ -52,6 +53,18 @@ def build_model(
     return model
 
 
+def check_weights(model: CausalLM, shapes: Iterable[tuple[str, Sequence[int]]], source: str) -> None:
+    """Refuse a checkpoint by the names and shapes of its tensors, before any of them is read.
+
+    Raises:
+        ModelError: names the source and the tensor.
+    """
+    slots = _Slots(model, source)
+    for name, shape in shapes:
+        slots.find(name, shape)
+    slots.require_all()
+
+
 def load_weights(model: CausalLM, weights: Iterable[tuple[str, Tensor]], source: str, partial: bool = False) -> None:
     """Copy tensors into the model's slots; may be called again with newer values.
 
@@ -62,23 +75,47 @@ def load_weights(model: CausalLM, weights: Iterable[tuple[str, Tensor]], source:
     Raises:
         ModelError: names the source and the tensor.
     """
-    slots = {slot.name: slot for slot in model.slots()}
-    missing = {name for name, slot in slots.items() if slot.required}
-    for checkpoint_name, tensor in weights:
-        name = model.tensor_name(checkpoint_name)
+    slots = _Slots(model, source)
+    for name, tensor in weights:
+        slot = slots.find(name, tensor.shape)
+        if slot is not None:
+            slot.write(tensor)
+    if not partial:
+        slots.require_all()
+
+
+class _Slots:
+    """The slots of a model, and which of them have been asked for."""
+
+    def __init__(self, model: CausalLM, source: str) -> None:
+        self._model = model
+        self._source = source
+        self._slots = {slot.name: slot for slot in model.slots()}
+        self._missing = {name for name, slot in self._slots.items() if slot.required}
+
+    def find(self, checkpoint_name: str, shape: Sequence[int]) -> Slot | None:
+        """The slot of a checkpoint's tensor; None for one that is of no use here."""
+        name = self._model.tensor_name(checkpoint_name)
         if name is None:
-            continue
-        if name not in slots:
+            return None
+        if name not in self._slots:
             raise ModelError(
-                f"{source}: tensor {checkpoint_name!r} is not part of a {type(model).__name__} with this configuration"
+                f"{self._source}: tensor {checkpoint_name!r} is not part of a {type(self._model).__name__} with this"
+                " configuration"
             )
-        shape, write = slots[name].slot
-        if tensor.shape != shape:
+        slot = self._slots[name].slot
+        if tuple(shape) != slot.shape:
             raise ModelError(
-                f"{source}: tensor {checkpoint_name!r} is {list(tensor.shape)} but the config says {list(shape)}"
+                f"{self._source}: tensor {checkpoint_name!r} is {list(shape)} but the config says {list(slot.shape)}"
             )
-        write(tensor)
-        missing.discard(name)
-    if missing and not partial:
-        some = ", ".join(sorted(missing)[:5])
-        raise ModelError(f"{source}: {len(missing)} of {len(slots)} tensors are missing from the checkpoint: {some}")
+        self._missing.discard(name)
+        return slot
+
+    def require_all(self) -> None:
+        """Refuse if a slot has not been asked for."""
+        if self._missing:
+            some = ", ".join(sorted(self._missing)[:5])
+            raise ModelError(
+                f"{self._source}: {len(self._missing)} of {len(self._slots)} tensors are missing from the checkpoint:"
+                f" {some}"
+            )

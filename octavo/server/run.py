@@ -1,4 +1,7 @@
-"""`octavo serve`: the socket first, then the HTTP server and the engine side by side, and an end for every case.
+"""`octavo serve`: the port first, then the engine, then the HTTP server beside it, and an end for every case.
+
+The port is ours from the start, so a taken one is an error at once; clients can connect from when the model's files
+are known to be whole, and are told that it is loading. A model that cannot be served never opens a port.
 
 Ends: a signal drains and returns 0, a second one leaves at once; a model that cannot be loaded and an engine that is
 lost raise their error. In no case does a process stay behind: the engine leaves when this process does.
@@ -24,10 +27,10 @@ from octavo.engine.input_processor import default_sampling_params
 from octavo.engine.protocol import EngineFacts
 from octavo.errors import EngineDeadError
 from octavo.logging import get_logger
-from octavo.messages import Progress
+from octavo.messages import LOADING_WEIGHTS, Progress
 from octavo.server.app import build_app
 from octavo.server.connection import make_http_server
-from octavo.server.listening import listen
+from octavo.server.listening import open_to_clients, reserve
 from octavo.server.serving import Lifecycle, make_serving
 
 T = TypeVar("T")
@@ -80,7 +83,7 @@ def serve(
     """
     if not server.api_key and envs.API_KEY.get():
         server = replace(server, api_key=(envs.API_KEY.get(),))
-    with listen(server.host, server.port) as sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with reserve(server.host, server.port) as sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_Server(server, sock, make_config, progress, on_ready).run())
 
 
@@ -101,6 +104,7 @@ class _Server:
         self._progress = progress
         self._on_ready = on_ready
         self._stop = asyncio.Event()
+        self._checked = asyncio.Event()  # the model's files are whole
         self._engine: AsyncLLM | None = None
 
     async def run(self) -> int:
@@ -118,6 +122,12 @@ class _Server:
                 self._engine.close()
 
     async def _serve(self, loading: "asyncio.Task[EngineFacts]") -> int:
+        await _first(loading, self._checked.wait(), self._stop.wait())
+        if self._stop.is_set():
+            return 0
+        if loading.done():
+            await loading
+        open_to_clients(self._sock)
         lifecycle = Lifecycle(self._server)
         http = make_http_server(build_app(lifecycle), self._server.uvicorn_log_level)
         answering = asyncio.create_task(http.serve([self._sock]), name="http")
@@ -159,7 +169,13 @@ class _Server:
             watchdog_timeout_s=self._server.watchdog_timeout,
             log_stats=not self._server.disable_log_stats,
         )
-        return await self._engine.start(self._progress)
+        return await self._engine.start(self._on_progress)
+
+    def _on_progress(self, stage: str, done: int, total: int) -> None:
+        if stage == LOADING_WEIGHTS:
+            self._checked.set()
+        if self._progress is not None:
+            self._progress(stage, done, total)
 
     def _on_signal(self, number: int) -> None:
         if self._stop.is_set():

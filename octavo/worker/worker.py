@@ -1,6 +1,6 @@
 """One device and the model on it: start-up, memory, steps. Knows platforms, loader and models; no requests."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -8,10 +8,10 @@ from torch import Tensor
 from octavo.config import EngineConfig, KVGroupSpec
 from octavo.errors import ConfigError
 from octavo.kernels.cpu import native
-from octavo.loader.weights import iterate_weights
+from octavo.loader.weights import StoredWeight, stored_weights
 from octavo.logging import get_logger
-from octavo.messages import ModelRunnerOutput, Progress, SchedulerOutput
-from octavo.models.build import build_model, load_weights
+from octavo.messages import LOADING_WEIGHTS, ModelRunnerOutput, Progress, SchedulerOutput
+from octavo.models.build import build_model, check_weights, load_weights
 from octavo.ops.dispatch import use_providers
 from octavo.platforms.registry import select_platform
 from octavo.worker.model_runner import Model, ModelRunner
@@ -47,8 +47,9 @@ class Worker:
         dtype: torch.dtype = getattr(torch, config.dtype)
         use_providers(self.platform.providers)  # they say how weights are held
         model = build_model(spec, dtype, torch.device(self.platform.device), config.max_model_len)
-        total = sum(slot.required for slot in model.slots())
-        load_weights(model, _counted(iterate_weights(spec, dtype), total, progress), spec.path)
+        stored = stored_weights(spec, dtype)
+        check_weights(model, ((weight.name, weight.shape) for weight in stored), spec.path)
+        load_weights(model, _read_all(stored, progress), spec.path)
         self.platform.synchronize()
         # Now that the model has brought in all its ops, each gets its kernel.
         logger.debug("op providers: %s", use_providers(self.platform.providers))
@@ -97,9 +98,9 @@ class Worker:
         self._model = self._runner = None
 
 
-def _counted(weights: Iterable[tuple[str, Tensor]], total: int, progress: Progress) -> Iterator[tuple[str, Tensor]]:
-    """Report each tensor once the one before it has been taken in."""
-    progress("loading weights", 0, total)
-    for done, named in enumerate(weights, start=1):
-        yield named
-        progress("loading weights", min(done, total), total)
+def _read_all(stored: list[StoredWeight], progress: Progress) -> Iterator[tuple[str, Tensor]]:
+    """Read each tensor once the one before it has been taken in, and report it."""
+    progress(LOADING_WEIGHTS, 0, len(stored))
+    for done, (name, _, read) in enumerate(stored, start=1):
+        yield name, read()
+        progress(LOADING_WEIGHTS, done, len(stored))

@@ -1,10 +1,15 @@
-"""WGT-01 on the command line: a server of damaged files ends by itself, soon, small, and says what is wrong where."""
+"""WGT-01 on the command line: a server of damaged files ends by itself, soon and small, and says what is wrong where.
+No client could connect meanwhile.
+"""
 
+import contextlib
 import json
 import re
+import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from tests.files.raw_gguf import ARRAY, STRING, RawGGUF, array, key, tensor
 from tests.loader.gguf_files import write_gguf
 from tests.script_model import write_random_model
-from tests.server.test_process_ends import OCTAVO
+from tests.server.test_process_ends import OCTAVO, free_port
 from tests.tiny import tiny_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -39,15 +44,39 @@ class Ended(NamedTuple):
     max_rss_kb: int
     elapsed_s: float
     log: str
+    answered: bool
+
+
+class Knocking(threading.Thread):
+    """Tries to connect to a port all the time, until it is stopped."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(name="knocking", daemon=True)
+        self.answered = False
+        self._port = port
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        while not self._stopped.wait(0.002):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._port), 5):
+                self.answered = True
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self.join()
 
 
 def start(reference: Path) -> Ended:
     """Serve a model that cannot be."""
     begin = time.monotonic()
-    command = [*OCTAVO, "serve", str(reference), "--port", "0", "--num-gpu-blocks-override", "64"]
+    port = free_port()
+    command = [*OCTAVO, "serve", str(reference), "--port", str(port), "--num-gpu-blocks-override", "64"]
+    knocking = Knocking(port)
+    knocking.start()
     done = subprocess.run([sys.executable, "-c", MEASURED, *command], capture_output=True, text=True, timeout=90)
+    knocking.stop()
     code, max_rss_kb = map(int, done.stdout.split())
-    return Ended(code, max_rss_kb, time.monotonic() - begin, done.stderr)
+    return Ended(code, max_rss_kb, time.monotonic() - begin, done.stderr, knocking.answered)
 
 
 def assert_refused(reference: Path, *named: str) -> None:
@@ -55,6 +84,7 @@ def assert_refused(reference: Path, *named: str) -> None:
     ended = start(reference)
     assert ended.code > 0, f"exit code {ended.code}: {ended.log}"  # below 0 is a signal
     assert ended.elapsed_s < 30 and ended.max_rss_kb < MAX_RSS_KB
+    assert not ended.answered
     assert "Octavo serves" not in ended.log and "Traceback" not in ended.log
     for name in named:
         assert re.search(name, ended.log), ended.log

@@ -17,6 +17,7 @@ from octavo.layers.norm import GemmaRMSNorm, RMSNorm
 from octavo.ops.dispatch import use_providers
 from tests.tiny import (
     FAMILIES,
+    SCALINGS,
     WINDOW,
     PagedHarness,
     Prefix,
@@ -26,39 +27,12 @@ from tests.tiny import (
     reference_model,
     run_model,
     run_whole,
+    scaled_checkpoint,
     spec_for,
     tiny_checkpoint,
 )
 
 PROMPT = random_prompt(200)
-
-SCALINGS: dict[str, dict[str, Any]] = {
-    "linear": {"rope_type": "linear", "factor": 2.0},
-    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
-    "yarn-untruncated": {
-        "rope_type": "yarn",
-        "factor": 4.0,
-        "original_max_position_embeddings": 64,
-        "truncate": False,
-        "beta_fast": 16.0,
-        "mscale": 0.8,
-        "mscale_all_dim": 0.4,
-    },
-    "llama3": {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    },
-    "longrope": {
-        "rope_type": "longrope",
-        "factor": 4.0,
-        "original_max_position_embeddings": 64,
-        "short_factor": [1.0, 1.0, 1.1, 1.2, 1.3, 1.4, 1.6, 1.8],
-        "long_factor": [1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0],
-    },
-}
 
 
 def assert_parity(actual: Tensor, expected: Tensor) -> None:
@@ -75,15 +49,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pat
         if name in FAMILIES:
             tiny_checkpoint(name, folder)
         else:
-            rope = {"rope_theta": 10000.0, **SCALINGS[name]}
-            tiny_checkpoint("llama", folder, rope_parameters=rope, max_position_embeddings=256)
+            scaled_checkpoint(name, folder)
         return folder, reference_logits(folder, PROMPT)
 
     return make
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, *SCALINGS])
-def test_chunked_mixed_batches_over_shuffled_pages_equal_one_pass_of_transformers(name: str, world: Any) -> None:
+def test_wgt_05_chunked_mixed_batches_over_shuffled_pages_equal_one_pass_of_transformers(name: str, world: Any) -> None:
     folder, expected = world(name)
     model = load_tiny(folder)
     others = [random_prompt(150, seed=1), random_prompt(90, seed=2)]

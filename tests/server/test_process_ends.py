@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
-from octavo.server.listening import listen
+from octavo.server.listening import open_to_clients, reserve
 from tests.script_model import write_random_model
 from tests.server.test_run import free_port
 from tests.server.world import strict_json, wait_for
@@ -191,7 +191,8 @@ def test_die_03_a_second_sigterm_does_not_wait_for_streams(folder: Path) -> None
 
 
 def test_mul_01_a_taken_port_ends_the_start_before_the_model_is_loaded(folder: Path) -> None:
-    with listen("127.0.0.1", 0) as taken:
+    with reserve("127.0.0.1", 0) as taken:
+        open_to_clients(taken)
         port = taken.getsockname()[1]
         with serving(folder, port) as server:
             assert server.wait(30) not in (0, None)

@@ -2,12 +2,13 @@
 With real processes, real signals and real deaths: test_process_ends.py.
 """
 
+import itertools
 import os
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,14 +17,18 @@ from typing import Any
 
 import httpx
 import pytest
+from torch import Tensor
 
 from octavo.config import EngineConfig, ServerConfig
 from octavo.engine import async_llm
 from octavo.engine.core import EngineCore
 from octavo.engine.resolve import make_config
 from octavo.errors import ConfigError, EngineDeadError, ModelError
-from octavo.server.listening import listen
+from octavo.models.base import CausalLM
+from octavo.models.build import load_weights
+from octavo.server.listening import open_to_clients, reserve
 from octavo.server.run import Banner, serve
+from octavo.worker import worker
 from tests.script_model import write_random_model
 from tests.server.conftest import SENTENCE
 from tests.server.world import ThreadClient, strict_json, wait_for
@@ -37,13 +42,13 @@ class Driver:
 
     Attributes:
         ready: set with the banner.
-        resolve: lets the model be resolved; cleared to keep the server loading.
+        load: lets the weights be read; cleared to keep the server loading.
     """
 
     port: int
     banner: Banner | None = None
     ready: threading.Event = field(default_factory=threading.Event)
-    resolve: threading.Event = field(default_factory=threading.Event)
+    load: threading.Event = field(default_factory=threading.Event)
 
     def on_ready(self, banner: Banner) -> None:
         self.banner = banner
@@ -101,10 +106,17 @@ def run(
     """Run `serve` with `drive` in a thread beside it. Returns how it ended, and what `drive` returned."""
     monkeypatch.setattr(async_llm, "ProcessClient", ThreadClient)
     driver = Driver(free_port())
-    driver.resolve.set()
+    driver.load.set()
+
+    def read_when_let(model: CausalLM, weights: Iterable[tuple[str, Tensor]], source: str) -> None:
+        stream = iter(weights)
+        first = next(stream)
+        assert driver.load.wait(20)
+        load_weights(model, itertools.chain([first], stream), source)
+
+    monkeypatch.setattr(worker, "load_weights", read_when_let)
 
     def resolve() -> EngineConfig:
-        driver.resolve.wait(20)
         return make_config(model=str(folder), served_model_name="test", **OPTIONS)
 
     with guarded_signals(), ThreadPoolExecutor(1) as pool:
@@ -115,7 +127,7 @@ def run(
             ended = serve(config, resolve, on_ready=driver.on_ready)
         except (ConfigError, ModelError, EngineDeadError) as err:
             ended = err
-        return ended, driving.result(30)
+        return ended, driving.result(90)
 
 
 @pytest.fixture(scope="module")
@@ -127,32 +139,37 @@ def test_a_taken_port_is_an_error_before_the_model_is_looked_at() -> None:
     def never() -> EngineConfig:
         raise AssertionError("the model was resolved")
 
-    with listen("127.0.0.1", 0) as taken:
+    with reserve("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"port {port} .* in use"):
-            serve(ServerConfig(port=port), never)
+        for _ in ("held by a server that loads", "by one that serves"):
+            with pytest.raises(ConfigError, match=f"port {port} .* in use"):
+                serve(ServerConfig(port=port), never)
+            open_to_clients(taken)
     with pytest.raises(ConfigError, match="not an address"):
         serve(ServerConfig(host="no.such.host.invalid"), never)
 
 
 def test_a_port_in_time_wait_is_taken_at_once() -> None:
-    with listen("127.0.0.1", 0) as sock:
+    with reserve("127.0.0.1", 0) as sock:
+        open_to_clients(sock)
         port = sock.getsockname()[1]
         client = socket.create_connection(("127.0.0.1", port))
         sock.accept()[0].close()  # this side closes first, and is left in TIME_WAIT
         client.close()
-    listen("127.0.0.1", port).close()
+    with reserve("127.0.0.1", port) as again:
+        open_to_clients(again)
+        socket.create_connection(("127.0.0.1", port)).close()
 
 
 def test_the_server_answers_while_loading_and_tells_when_it_is_ready(
     script_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def drive(driver: Driver) -> dict[str, int]:
-        driver.resolve.clear()
+        driver.load.clear()
         wait_for(lambda: driver.get("/livez") == 200, 20)
         paths = ("/health", "/readyz", "/version", "/metrics", "/v1/models")
         loading = {path: driver.get(path) for path in paths}
-        driver.resolve.set()
+        driver.load.set()
         assert driver.ready.wait(20)
         assert driver.get("/readyz") == driver.get("/health") == 200
         terminate()
@@ -187,9 +204,9 @@ def test_die_03_sigterm_lets_open_streams_finish_and_refuses_new_requests(
             terminate()
             wait_for(lambda: driver.get("/readyz") == 503)
             refused, alive = driver.get("/v1/models"), driver.get("/livez")
-            return stream.result(20), refused, alive
+            return stream.result(60), refused, alive
 
-    ended, (events, refused, alive) = run(endless_folder, drive, monkeypatch)
+    ended, (events, refused, alive) = run(endless_folder, drive, monkeypatch, shutdown_timeout=60)
     assert ended == 0
     assert events[-1] == "[DONE]"
     assert events[-2]["choices"][0]["finish_reason"] == "length"
@@ -215,9 +232,11 @@ def test_die_03_streams_that_outlast_the_time_to_drain_are_ended(
 
 def test_die_03_sigterm_while_loading_ends_the_start(script_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def drive(driver: Driver) -> None:
-        driver.resolve.clear()
+        driver.load.clear()
         wait_for(lambda: driver.get("/livez") == 200, 20)
         terminate()
+        wait_for(lambda: driver.get("/livez") == 0)
+        driver.load.set()  # an engine in a thread, unlike one in a process, cannot be left behind
 
     start = time.monotonic()
     ended, _ = run(script_folder, drive, monkeypatch)

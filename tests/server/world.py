@@ -25,7 +25,7 @@ from octavo.engine.core_process import EngineProcess
 from octavo.engine.resolve import make_config
 from octavo.server.app import build_app
 from octavo.server.connection import HttpServer, make_http_server
-from octavo.server.listening import listen
+from octavo.server.listening import open_to_clients, reserve
 from octavo.server.serving import Lifecycle, make_serving
 
 TIMEOUT_S = 30.0
@@ -225,7 +225,8 @@ def serve_app(folder: Path, server: ServerConfig | None = None, **options: Any) 
     defaults = {"dtype": "float32", "threads": 1, "num_gpu_blocks_override": 256, "device": "cpu"}
     config = make_config(**{"model": str(folder), "served_model_name": ("test",), **defaults, **options})
     server = server or ServerConfig(disable_log_stats=True)
-    with listen("127.0.0.1", 0) as sock:
+    with reserve("127.0.0.1", 0) as sock:
+        open_to_clients(sock)
         started: Future[tuple[AsyncLLM, Lifecycle, asyncio.AbstractEventLoop, HttpServer]] = Future()
         thread = threading.Thread(
             target=lambda: asyncio.run(_serve(config, server, sock, started)), name="test-server", daemon=True
