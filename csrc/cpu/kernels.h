@@ -40,6 +40,13 @@ struct GatedArgs {
   DType dtype;
 };
 
+struct ScaleArgs {
+  void* x;  // [T, N]
+  int64_t x_stride, size;
+  float factor;
+  DType dtype;
+};
+
 struct RopeArgs {
   void* q;  // [T, q_heads, D]
   void* k;  // [T, k_heads, D]
@@ -150,6 +157,7 @@ struct Kernels {
   void (*silu_mul)(const GatedArgs&, int64_t begin, int64_t end);
   void (*gelu_tanh_mul)(const GatedArgs&, int64_t begin, int64_t end);
   void (*gelu_mul)(const GatedArgs&, int64_t begin, int64_t end);
+  void (*scale)(const ScaleArgs&, int64_t begin, int64_t end);
   // Attention of a tile over splits begin .. end into scratch.total. `next`: what this thread does afterwards, or null.
   void (*attend)(const AttentionArgs&, const Tile&, int64_t begin, int64_t end, const Tile* next, AttentionScratch&);
   // total <- total and then part, in that order, for `rows` rows; part is only read.

@@ -1,5 +1,5 @@
-// Python's view: addresses and sizes as plain ints (what `Tensor.data_ptr()` gives), one call per op, the GIL released.
-// Checks nothing: octavo/kernels/cpu calls it only with shapes, strides and dtypes that it has checked.
+// Python's view: addresses and sizes as plain ints (what `Tensor.data_ptr()` gives), one call per op or per plan, the GIL
+// released. Checks nothing: octavo/kernels/cpu calls it only with shapes, strides and dtypes that it has checked.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "matrix.h"
-#include "ops.h"
+#include "plan.h"
 #include "pool.h"
 
 namespace nb = nanobind;
@@ -59,107 +59,107 @@ void select_tier(const std::string& name) {
 
 DType dtype(int code) { return static_cast<DType>(code); }
 
+using U = uintptr_t;
+using I = int64_t;
+
+EmbeddingOp embedding(U table, U out, I out_stride, U ids, I tokens) {
+  return {at<const Matrix>(table), at(out), at<I>(ids), out_stride, tokens};
+}
+
+LinearOp linear(U matrix, U out, I out_stride, bool float_out, U x, I x_stride, U bias, I tokens) {
+  return {at<const Matrix>(matrix), {at(out), at(x), at(bias), out_stride, x_stride, tokens, 0, float_out, {}}};
+}
+
+NormOp norm(U out, I out_inner, I out_outer_stride, I out_inner_stride, U x, I x_inner, I x_outer_stride,
+            I x_inner_stride, U residual, I residual_stride, U weight, float eps, I rows, I hidden, int type,
+            int weight_type) {
+  return {{{at(out), out_inner, out_outer_stride, out_inner_stride},
+           {at(x), x_inner, x_outer_stride, x_inner_stride},
+           {at(residual), 1, residual_stride, 0},
+           at(weight),
+           hidden,
+           eps,
+           dtype(type),
+           dtype(weight_type)},
+          rows};
+}
+
+template <auto Kernel>
+GatedOp gated(U out, I out_stride, U x, I x_stride, I tokens, I size, int type) {
+  return {Kernel, {at(out), at(x), out_stride, x_stride, size, dtype(type)}, tokens};
+}
+
+ScaleOp scale(U x, I x_stride, float factor, I tokens, I size, int type) {
+  return {{at(x), x_stride, size, factor, dtype(type)}, tokens};
+}
+
+RopeOp rope(U q, I q_stride, I q_heads, U k, I k_stride, I k_heads, U positions, U cos_sin, I tokens, I head_dim,
+            I rotary, bool interleaved, int type) {
+  return {{at(q), at(k), at<I>(positions), at<float>(cos_sin), q_stride, k_stride, q_heads, k_heads, head_dim, rotary,
+           dtype(type)},
+          interleaved,
+          tokens};
+}
+
+WriteKVOp write_kv(U k, I k_stride, U v, I v_stride, U pages, U slots, I tokens, I num_blocks, I kv_heads,
+                   I block_size, I head_dim, int type, int kv_type) {
+  return {{at(k), at(v), at(pages), at<I>(slots), k_stride, v_stride, num_blocks, kv_heads, block_size, head_dim,
+           dtype(type), dtype(kv_type)},
+          tokens};
+}
+
+AttentionOp paged_attention(U out, I out_stride, U q, I q_stride, U pages, U query_start, U seq_lens, U block_table,
+                            I table_stride, I num_rows, I num_tokens, I heads, I num_blocks, I kv_heads, I block_size,
+                            I head_dim, float scale, I window, float softcap, U sinks, int type, int kv_type) {
+  return {{at(out),    at(q),        at(pages), at<int32_t>(query_start), at<int32_t>(seq_lens), at<int32_t>(block_table),
+           at<float>(sinks), out_stride, q_stride, table_stride, num_blocks, num_rows, num_tokens, heads, kv_heads,
+           block_size, head_dim, window, scale, softcap, dtype(type), dtype(kv_type)}};
+}
+
+// An op twice, with the same arguments: as a function that runs it, and as a method that adds it to a plan.
+template <typename Op, typename... Args>
+void add_op(nb::module_& m, nb::class_<Plan>& plan, const char* name, Op (*make)(Args...)) {
+  m.def(name, [make](Args... args) { make(args...).run(kernels()); }, nb::call_guard<nb::gil_scoped_release>());
+  plan.def(name, [make](Plan& self, Args... args) { self.add(make(args...)); });
+}
+
 void add_ops(nb::module_& m) {
-  using U = uintptr_t;
-  using I = int64_t;
-  auto no_gil = nb::call_guard<nb::gil_scoped_release>();
-  m.def(
-      "norm",
-      [](U out, I out_inner, I out_outer_stride, I out_inner_stride, U x, I x_inner, I x_outer_stride, I x_inner_stride,
-         U residual, I residual_stride, U weight, float eps, I rows, I hidden, int type, int weight_type) {
-        norm(kernels(),
-             {{at(out), out_inner, out_outer_stride, out_inner_stride},
-              {at(x), x_inner, x_outer_stride, x_inner_stride},
-              {at(residual), 1, residual_stride, 0},
-              at(weight),
-              hidden,
-              eps,
-              dtype(type),
-              dtype(weight_type)},
-             rows);
-      },
-      no_gil);
-  m.def(
-      "rope",
-      [](U q, I q_stride, I q_heads, U k, I k_stride, I k_heads, U positions, U cos_sin, I tokens, I head_dim, I rotary,
-         bool interleaved, int type) {
-        rope(kernels(),
-             {at(q), at(k), at<I>(positions), at<float>(cos_sin), q_stride, k_stride, q_heads, k_heads, head_dim, rotary,
-              dtype(type)},
-             interleaved, tokens);
-      },
-      no_gil);
-  m.def(
-      "write_kv",
-      [](U k, I k_stride, U v, I v_stride, U pages, U slots, I tokens, I num_blocks, I kv_heads, I block_size,
-         I head_dim, int type, int kv_type) {
-        write_kv(kernels(),
-                 {at(k), at(v), at(pages), at<I>(slots), k_stride, v_stride, num_blocks, kv_heads, block_size, head_dim,
-                  dtype(type), dtype(kv_type)},
-                 tokens);
-      },
-      no_gil);
-  auto def_gated = [&](const char* name, auto Kernels::*kernel) {
-    m.def(
-        name,
-        [kernel](U out, I out_stride, U x, I x_stride, I tokens, I size, int type) {
-          gated(kernels().*kernel, {at(out), at(x), out_stride, x_stride, size, dtype(type)}, tokens);
-        },
-        no_gil);
-  };
-  def_gated("silu_mul", &Kernels::silu_mul);
-  def_gated("gelu_tanh_mul", &Kernels::gelu_tanh_mul);
-  def_gated("gelu_mul", &Kernels::gelu_mul);
-  m.def(
-      "paged_attention",
-      [](U out, I out_stride, U q, I q_stride, U pages, U query_start, U seq_lens, U block_table, I table_stride,
-         I num_rows, I num_tokens, I heads, I num_blocks, I kv_heads, I block_size, I head_dim, float scale, I window, float softcap,
-         U sinks, int type, int kv_type) {
-        paged_attention(kernels(), {at(out),
-                                    at(q),
-                                    at(pages),
-                                    at<int32_t>(query_start),
-                                    at<int32_t>(seq_lens),
-                                    at<int32_t>(block_table),
-                                    at<float>(sinks),
-                                    out_stride,
-                                    q_stride,
-                                    table_stride,
-                                    num_blocks,
-                                    num_rows,
-                                    num_tokens,
-                                    heads,
-                                    kv_heads,
-                                    block_size,
-                                    head_dim,
-                                    window,
-                                    scale,
-                                    softcap,
-                                    dtype(type),
-                                    dtype(kv_type)});
-      },
-      no_gil);
+  nb::class_<Plan> plan(m, "Plan");
+  plan.def(nb::init<I>())
+      .def("input", &Plan::input)
+      .def("weight", &Plan::weight)
+      .def("buffer", &Plan::buffer)
+      .def("bind", &Plan::bind)
+      .def(
+          "run",
+          [](Plan& self, U arena, const std::vector<I>& inputs, I tokens, I rows) {
+            self.run(kernels(), arena, inputs, tokens, rows);
+          },
+          nb::call_guard<nb::gil_scoped_release>());
+  add_op(m, plan, "embedding", &embedding);
+  add_op(m, plan, "linear", &linear);
+  add_op(m, plan, "norm", &norm);
+  add_op(m, plan, "silu_mul", &gated<&Kernels::silu_mul>);
+  add_op(m, plan, "gelu_tanh_mul", &gated<&Kernels::gelu_tanh_mul>);
+  add_op(m, plan, "gelu_mul", &gated<&Kernels::gelu_mul>);
+  add_op(m, plan, "scale", &scale);
+  add_op(m, plan, "rope", &rope);
+  add_op(m, plan, "write_kv", &write_kv);
+  add_op(m, plan, "paged_attention", &paged_attention);
 }
 
 void add_matrix(nb::module_& m) {
-  using U = uintptr_t;
-  using I = int64_t;
   auto no_gil = nb::call_guard<nb::gil_scoped_release>();
   nb::class_<Matrix>(m, "Matrix")
       .def("__init__", [](Matrix* self, I rows, I columns, int type) { new (self) Matrix(rows, columns, dtype(type)); })
+      .def_prop_ro("address", [](const Matrix& self) { return reinterpret_cast<U>(&self); })
       .def(
           "write",
           [](Matrix& self, U x, I x_stride, I begin, I count) { self.write(at(x), x_stride, begin, count); }, no_gil)
       .def(
           "read",
-          [](const Matrix& self, U out, I out_stride, U ids, I begin, I count) {
-            self.read(at(out), out_stride, at<I>(ids), begin, count);
-          },
-          no_gil)
-      .def(
-          "multiply",
-          [](const Matrix& self, U out, I out_stride, bool float_out, U x, I x_stride, U bias, I tokens) {
-            self.multiply(kernels(), {at(out), at(x), at(bias), out_stride, x_stride, tokens, 0, float_out, {}});
+          [](const Matrix& self, U out, I out_stride, I begin, I count) {
+            self.read(at(out), out_stride, nullptr, begin, count);
           },
           no_gil);
 }

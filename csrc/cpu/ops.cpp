@@ -129,6 +129,10 @@ void gated(void (*kernel)(const GatedArgs&, int64_t, int64_t), const GatedArgs& 
   over_rows(tokens, 4 * args.size, [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
 }
 
+void scale(const Kernels& kernels, const ScaleArgs& args, int64_t tokens) {
+  over_rows(tokens, args.size, [&](int64_t begin, int64_t end) { kernels.scale(args, begin, end); });
+}
+
 void paged_attention(const Kernels& kernels, const AttentionArgs& a) {
   zero_padding(a);
   thread_local std::vector<Tile> tiles;

@@ -9,6 +9,7 @@ void norm(const Kernels& kernels, const NormArgs& args, int64_t rows);
 void rope(const Kernels& kernels, const RopeArgs& args, bool interleaved, int64_t tokens);
 void write_kv(const Kernels& kernels, const WriteKVArgs& args, int64_t tokens);
 void gated(void (*kernel)(const GatedArgs&, int64_t, int64_t), const GatedArgs& args, int64_t tokens);
+void scale(const Kernels& kernels, const ScaleArgs& args, int64_t tokens);
 void paged_attention(const Kernels& kernels, const AttentionArgs& args);
 
 }  // namespace octavo

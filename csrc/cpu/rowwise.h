@@ -1,4 +1,5 @@
-// Ops whose every row (token, or token and head) stands alone: norms, gated activations, rope, writes to KV pages.
+// Ops whose every row (token, or token and head) stands alone: norms, gated activations, scales, rope, writes to
+// KV pages.
 #pragma once
 
 #include "vec.h"
@@ -60,6 +61,18 @@ inline void gelu_tanh_mul(const GatedArgs& a, int64_t begin, int64_t end) {
 }
 inline void gelu_mul(const GatedArgs& a, int64_t begin, int64_t end) {
   gated(a, begin, end, [](F x) { return gelu(x); });
+}
+
+// x *= factor, rounded once.
+inline void scale(const ScaleArgs& a, int64_t begin, int64_t end) {
+  with_type(a.dtype, [&](auto type) {
+    using T = decltype(type);
+    F factor = set(a.factor);
+    for (int64_t t = begin; t < end; ++t) {
+      T* x = static_cast<T*>(a.x) + t * a.x_stride;
+      for_vectors(a.size, [&](int64_t k, auto lanes) { store(x + k, load(x + k, lanes) * factor, lanes); });
+    }
+  });
 }
 
 // Pairs (i, i + rotary / 2).

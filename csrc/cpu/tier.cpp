@@ -13,7 +13,7 @@ namespace octavo {
 const Kernels* OCTAVO_JOIN(OCTAVO_TIER, _kernels)() {
   using namespace OCTAVO_TIER;
   static constexpr Kernels table = {
-      OCTAVO_STRING(OCTAVO_TIER), norm, rope, write_kv, silu_mul, gelu_tanh_mul, gelu_mul, attend, merge, finish, linear,
+      OCTAVO_STRING(OCTAVO_TIER), norm, rope, write_kv, silu_mul, gelu_tanh_mul, gelu_mul, scale, attend, merge, finish, linear,
   };
   return &table;
 }

@@ -6,6 +6,7 @@ from octavo.attention.batch import ForwardBatch
 from octavo.layers.attention import Attention
 from octavo.layers.config import TextConfig
 from octavo.layers.norm import RMSNorm
+from octavo.ops.scale import scale
 
 
 class Block(nn.Module):
@@ -61,4 +62,6 @@ class Block(nn.Module):
 
     def scaled(self, branch: Tensor) -> Tensor:
         """Multiply in place, where the family does so."""
-        return branch if self.branch_scale == 1.0 else branch.mul_(self.branch_scale)
+        if self.branch_scale != 1.0:
+            scale(branch, self.branch_scale)
+        return branch

@@ -11,6 +11,7 @@ from octavo.layers.build import Build, NamedSlot
 from octavo.ops.embedding import embedding
 from octavo.ops.empty_weight import Weight, dense, empty_weight
 from octavo.ops.logits import logits
+from octavo.ops.scale import scale
 from octavo.quantization.interface import Slot
 
 COMPARED_ROWS = 4096
@@ -59,7 +60,9 @@ class Embedding(nn.Module):
     def forward(self, input_ids: Tensor) -> Tensor:
         """[T] -> [T, hidden], a new tensor."""
         hidden = embedding(input_ids, self.weight)
-        return hidden if self.scale == 1.0 else hidden.mul_(self.scale)
+        if self.scale != 1.0:
+            scale(hidden, self.scale)
+        return hidden
 
 
 class Head(nn.Module):

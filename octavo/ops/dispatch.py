@@ -26,6 +26,7 @@ IMPLS: Registry[Callable[..., object]] = Registry(
         "cpu/paged_attention": "octavo.kernels.cpu.attention:paged_attention",
         "cpu/rms_norm": "octavo.kernels.cpu.rowwise:rms_norm",
         "cpu/rope": "octavo.kernels.cpu.rowwise:rope",
+        "cpu/scale": "octavo.kernels.cpu.rowwise:scale",
         "cpu/silu_mul": "octavo.kernels.cpu.rowwise:silu_mul",
         "cpu/write_kv": "octavo.kernels.cpu.rowwise:write_kv",
     },

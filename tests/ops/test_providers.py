@@ -28,6 +28,7 @@ OP_NAMES = (
     "silu_mul",
     "gelu_tanh_mul",
     "gelu_mul",
+    "scale",
 )
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
@@ -100,6 +101,10 @@ def layer_norm_cases(make: Make) -> list[Case]:
 
 def gate_cases(make: Make) -> list[Case]:
     return [{"x": make(t, 2 * n) * 3} for t, n in ((1, 8), (5, 75), (16, 1536))]
+
+
+def scale_cases(make: Make) -> list[Case]:
+    return [{"x": x, "factor": 0.41} for x in (make(1, 8), make(5, 75), make.strided(16, 1536))]
 
 
 def rope_cases(make: Make) -> list[Case]:
@@ -189,8 +194,10 @@ CASES: dict[str, Callable[[Make], list[Case]]] = {
     "silu_mul": gate_cases,
     "gelu_tanh_mul": gate_cases,
     "gelu_mul": gate_cases,
+    "scale": scale_cases,
 }
-MUTATES = {"add_rms_norm": ("residual",), "rope": ("q", "k"), "write_kv": ("pages",)}
+MUTATES = {"add_rms_norm": ("residual",), "rope": ("q", "k"), "write_kv": ("pages",), "scale": ("x",)}
+IN_PLACE = ("rope", "write_kv", "scale")
 
 for _name in OP_NAMES:
     import_module(f"octavo.ops.{_name}")
@@ -244,7 +251,7 @@ def test_provider_agrees_with_the_reference(provided: str, dtype: torch.dtype) -
                 torch.testing.assert_close(actual_args[key], value, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("provided", [name for name in PROVIDED if name.partition("/")[2] not in ("rope", "write_kv")])
+@pytest.mark.parametrize("provided", [name for name in PROVIDED if name.partition("/")[2] not in IN_PLACE])
 def test_out_form_fills_and_returns_out_with_the_same_bits(provided: str) -> None:
     impl, name = load(provided), provided.partition("/")[2]
     for case in CASES[name](Make(torch.float32)):

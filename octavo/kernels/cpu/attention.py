@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.cpu import native
+from octavo.kernels.cpu.native import Array, Call
 from octavo.ops.paged_attention import PagedRows
 from octavo.ops.paged_attention import paged_attention as op
 
@@ -27,21 +28,38 @@ def paged_attention(
 ) -> Tensor:
     """See `octavo.ops.paged_attention`."""
     target = torch.empty_like(q) if out is None else out
-    if _native is None or not (_covers_heads(q, pages) and _covers_heads(target, pages) and _covers_batch(batch)):
-        return op.reference(q, pages, batch, scale, window, softcap, sinks, out)
     sinks = sinks if sinks is None else sinks.float().contiguous()
+    call = paged_attention_call(q, pages, batch, scale, window, softcap, sinks, target)
+    if call is None:
+        return op.reference(q, pages, batch, scale, window, softcap, sinks, out)
+    _native.paged_attention(*call)
+    return target
+
+
+def paged_attention_call(
+    q: Array,
+    pages: Array,
+    batch: PagedRows,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Array | None,
+    out: Array,
+) -> Call | None:
+    """The kernel's arguments, sinks in contiguous float32; None where it does not cover these."""
+    if _native is None or not (_covers_heads(q, pages) and _covers_heads(out, pages) and _covers_batch(batch)):
+        return None
     table = batch.block_table
-    _native.paged_attention(
-        *(target.data_ptr(), target.stride(0), q.data_ptr(), q.stride(0), pages.data_ptr()),
+    return (
+        *(out.data_ptr(), out.stride(0), q.data_ptr(), q.stride(0), pages.data_ptr()),
         *(batch.query_start.data_ptr(), batch.seq_lens.data_ptr(), table.data_ptr(), table.stride(0)),
         *(batch.seq_lens.shape[0], q.shape[0], q.shape[1], *pages.shape[1:]),
         *(scale, window or 0, softcap or 0.0, 0 if sinks is None else sinks.data_ptr()),
         *(_CODES[q.dtype], _CODES[pages.dtype]),
     )
-    return target
 
 
-def _covers_heads(x: Tensor, pages: Tensor) -> bool:
+def _covers_heads(x: Array, pages: Array) -> bool:
     """Whether the kernel reads x [T, heads, D] beside these pages: a token's heads must lie one after the other."""
     heads, size = x.shape[1:]
     return (

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.cpu import native
+from octavo.kernels.cpu.native import Array, Call
 from octavo.ops import embedding as embedding_op
 from octavo.ops import empty_weight as empty_weight_op
 from octavo.ops import linear as linear_op
@@ -51,7 +52,7 @@ class PanelWeight:
     def unpack(self) -> Tensor:
         """The values [N, K], a new tensor."""
         out = torch.empty(self.shape, dtype=self.dtype)
-        self.matrix.read(out.data_ptr(), out.stride(0), 0, self.begin, len(out))
+        self.matrix.read(out.data_ptr(), out.stride(0), self.begin, len(out))
         return out
 
 
@@ -62,50 +63,58 @@ def empty_weight(rows: int, columns: int, dtype: torch.dtype, device: torch.devi
     return PanelWeight(_native.Matrix(rows, columns, _CODES[dtype]), dtype, 0, torch.Size((rows, columns)))
 
 
-def _covers(x: Tensor, weight: Weight) -> bool:
-    """Whether the kernel multiplies x [T, K] as it lies by this weight."""
-    return type(weight) is PanelWeight and weight.whole and x.dtype is weight.dtype and x.is_cpu and x.stride(1) == 1
-
-
 def linear(x: Tensor, weight: Weight, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
     """See `octavo.ops.linear`."""
-    if not _covers(x, weight) or (bias is not None and not _is_vector(bias, x.dtype)):
+    target = x.new_empty((x.shape[0], weight.shape[0])) if out is None else out
+    call = linear_call(x, weight, bias, target) if target.dtype is x.dtype else None
+    if call is None:
         return linear_op.linear.reference(x, weight, bias, out)
-    tokens, rows = x.shape[0], weight.shape[0]
-    target = x.new_empty((tokens, rows)) if out is None else out
-    if target.stride(1) != 1 or target.dtype is not x.dtype:
-        return linear_op.linear.reference(x, weight, bias, out)
-    _multiply(weight, x, bias, target)
+    _native.linear(*call)
     return target
 
 
 def logits(x: Tensor, weight: Weight, out: Tensor | None = None) -> Tensor:
     """See `octavo.ops.logits`."""
-    if not _covers(x, weight) or (out is not None and out.stride(1) != 1):
-        return logits_op.logits.reference(x, weight, out)
     target = x.new_empty((x.shape[0], weight.shape[0]), dtype=torch.float32) if out is None else out
-    _multiply(weight, x, None, target)
+    call = linear_call(x, weight, None, target)
+    if call is None:
+        return logits_op.logits.reference(x, weight, out)
+    _native.linear(*call)
     return target
+
+
+def linear_call(x: Array, weight: Weight, bias: Array | None, out: Array) -> Call | None:
+    """The kernel's arguments: out = x @ weight.T + bias, rounded to out's type, which is x's or float32. None where it
+    does not multiply these as they lie.
+    """
+    if type(weight) is not PanelWeight or not weight.whole or x.dtype is not weight.dtype or not x.is_cpu:
+        return None
+    if x.stride(1) != 1 or out.stride(1) != 1 or (bias is not None and not _is_vector(bias, x.dtype)):
+        return None
+    return (
+        *(weight.matrix.address, out.data_ptr(), out.stride(0), out.dtype is torch.float32),
+        *(x.data_ptr(), x.stride(0), 0 if bias is None else bias.data_ptr(), x.shape[0]),
+    )
 
 
 def embedding(ids: Tensor, weight: Weight, out: Tensor | None = None) -> Tensor:
     """See `octavo.ops.embedding`."""
-    if type(weight) is not PanelWeight or not weight.whole or not _is_vector(ids, torch.int64):
-        return embedding_op.embedding.reference(ids, weight, out)
     target = torch.empty((ids.shape[0], weight.shape[1]), dtype=weight.dtype) if out is None else out
-    if target.stride(1) != 1 or target.dtype is not weight.dtype:
+    call = embedding_call(ids, weight, target)
+    if call is None:
         return embedding_op.embedding.reference(ids, weight, out)
-    weight.matrix.read(target.data_ptr(), target.stride(0), ids.data_ptr(), 0, ids.shape[0])
+    _native.embedding(*call)
     return target
 
 
-def _is_vector(x: Tensor, dtype: torch.dtype) -> bool:
+def embedding_call(ids: Array, weight: Weight, out: Array) -> Call | None:
+    """The kernel's arguments; None where it does not cover these."""
+    if type(weight) is not PanelWeight or not weight.whole or not _is_vector(ids, torch.int64):
+        return None
+    if out.stride(1) != 1 or out.dtype is not weight.dtype:
+        return None
+    return (weight.matrix.address, out.data_ptr(), out.stride(0), ids.data_ptr(), ids.shape[0])
+
+
+def _is_vector(x: Array, dtype: torch.dtype) -> bool:
     return x.is_cpu and x.dtype is dtype and x.is_contiguous()
-
-
-def _multiply(weight: Any, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """out = x @ weight.T + bias, rounded to out's type, which is x's or float32."""
-    weight.matrix.multiply(
-        *(out.data_ptr(), out.stride(0), out.dtype is torch.float32, x.data_ptr(), x.stride(0)),
-        *(0 if bias is None else bias.data_ptr(), x.shape[0]),
-    )

@@ -2,6 +2,7 @@
 
 from functools import cache
 from types import ModuleType
+from typing import Protocol
 
 import torch
 
@@ -21,6 +22,23 @@ log = get_logger(__name__)
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """The kernels' numbers for the types of activations, weights and pages."""
+
+Call = tuple[int | float, ...]
+"""What a function of the module takes: addresses, strides, sizes and settings."""
+
+
+class Array(Protocol):
+    """What a `Call` is made from: a tensor, or one that has a place in a plan (`kernels/cpu/plan.py`)."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def shape(self) -> torch.Size: ...
+    @property
+    def is_cpu(self) -> bool: ...
+    def data_ptr(self) -> int: ...
+    def is_contiguous(self) -> bool: ...
+    def stride(self, dim: int, /) -> int: ...
 
 
 @cache
