@@ -18,7 +18,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.schedules", description=__doc__)
     parser.add_argument("--tier", default="", help="tier of the CPU kernels, or torch (default: the best there is)")
     parser.add_argument("--cells", nargs="*", help="such as llama/bfloat16 (default: all)")
-    parser.add_argument("--schedules", type=int, default=13, help="per cell; wide shapes take a third")
+    parser.add_argument("--schedules", type=int, default=18, help="per cell; wide shapes and float16 take a third")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--shrink", action="store_true", help="look for the smallest failing schedule, for minutes")
     parser.add_argument("--folder", type=Path, help="where checkpoints are made, or lie from before")
@@ -35,19 +35,19 @@ def main() -> int:
 def run_cells(args: argparse.Namespace, root: Path) -> int:
     """Fuzz one cell after the other; a failure does not keep the others from running."""
     from tests.schedules.schedule import CROWD  # noqa: PLC0415 (after the tier is chosen)
-    from tests.schedules.world import DTYPES, SHAPES, World, checkpoint  # noqa: PLC0415
+    from tests.schedules.world import CELLS, World, checkpoint  # noqa: PLC0415
 
     failed = False
-    for cell in args.cells or [f"{shape}/{dtype}" for shape in SHAPES for dtype in DTYPES]:
+    for cell in args.cells or CELLS:
         shape, dtype = cell.split("/")
         world = World(checkpoint(root, shape), dtype)
-        wide = shape.startswith("wide")
+        wide, beside = shape.startswith("wide"), dtype == "float16"
         error = None
         try:
             if wide:
                 world.check(CROWD)
             count, start = args.schedules, zlib.crc32(f"{args.tier}/{cell}/{args.seed}".encode())
-            world.fuzz(-(-count // 3) if wide else count, start, args.shrink)
+            world.fuzz(-(-count // 3) if wide or beside else count, start, args.shrink)
         except Exception as err:  # whatever it is, it is what the fuzzer was to find
             error = "".join(traceback.format_exception(err))
             repeat = f"--tier '{args.tier}' --cells {cell} --schedules {args.schedules} --seed {args.seed}"
@@ -56,7 +56,12 @@ def run_cells(args: argparse.Namespace, root: Path) -> int:
             failed = True
         finally:
             world.close()
-        print(json.dumps({"tier": args.tier, "cell": cell, **world.counts, "error": error}), flush=True)
+        print(
+            json.dumps(
+                {"tier": args.tier, "cell": cell, **world.counts, "answers": f"{world.answers:08x}", "error": error}
+            ),
+            flush=True,
+        )
     return int(failed)
 
 

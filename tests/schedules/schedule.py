@@ -3,7 +3,7 @@ the hypothesis strategy that draws them. Knows no engine.
 """
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -14,7 +14,7 @@ from octavo.sampling_params import SamplingParams
 VOCAB_SIZE = 101
 """No multiple of any vector or panel, so the last part of a row of logits is a ragged one."""
 
-MAX_LENGTH = 320
+MAX_LENGTH = 2400
 """Most tokens of prompt and answer."""
 
 
@@ -28,6 +28,7 @@ class Ask:
         arrives: the step before which it is submitted.
         leaves: so many steps later it is aborted; None lets it end.
         scored: the prompt's logprobs are asked for.
+        priority: as `--scheduling-policy priority` reads it.
         options: of `SamplingParams`.
     """
 
@@ -39,6 +40,7 @@ class Ask:
     arrives: int = 0
     leaves: int | None = None
     scored: bool = False
+    priority: int = 0
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -62,6 +64,7 @@ class Ask:
                     prompt_logprobs=2 if self.scored and index == 0 else None,
                 ),
                 eos_token_ids=[2],
+                priority=self.priority,
                 seed=self.seed,
                 sample_index=index,
                 fork_of=f"{name}#0" if index else None,
@@ -84,6 +87,7 @@ class Schedule:
     prefill_threshold: int = 0
     block_size: int = 16
     spare_blocks: int = 64
+    policy: str = "fcfs"
     caching: bool = True
     warm: bool = False
     resets: frozenset[int] = frozenset()
@@ -119,6 +123,9 @@ sampling_options = st.fixed_dictionaries(
 )
 lengths = st.one_of(st.integers(1, 20), st.integers(1, 80), st.integers(1, 288))
 
+long_lengths = st.integers(289, 2048)
+"""For at most one request of a schedule: a neighbour far longer than the rest."""
+
 asks = st.builds(
     Ask,
     num_shared=st.sampled_from([0, 0, 1, 16, 17, 32, 96]),
@@ -129,20 +136,31 @@ asks = st.builds(
     arrives=st.one_of(st.just(0), st.integers(0, 30)),
     leaves=st.one_of(st.none(), st.none(), st.none(), st.integers(0, 12)),
     scored=st.booleans(),
+    priority=st.integers(-1, 1),
     options=sampling_options,
-).filter(lambda ask: ask.num_tokens <= MAX_LENGTH)
+)
+
+
+def with_neighbour(some: tuple[Ask, ...], length: int | None) -> tuple[Ask, ...]:
+    """The same asks, the first of them with a prompt of its own of `length` tokens."""
+    return some if length is None else (replace(some[0], num_own=length), *some[1:])
 
 
 schedules = st.builds(
     Schedule,
-    asks=st.lists(asks, min_size=1, max_size=6).map(tuple),
+    asks=st.builds(
+        with_neighbour,
+        st.lists(asks, min_size=1, max_size=6).map(tuple),
+        st.one_of(st.none(), st.none(), st.none(), long_lengths),
+    ),
     max_num_seqs=st.sampled_from([1, 2, 3, 4, 5, 6, 8]),
     token_budget=st.one_of(st.integers(8, 64), st.integers(8, 400), st.just(1024)),
     prefill_threshold=st.sampled_from([0, 0, 1, 7, 33]),
     block_size=st.sampled_from([1, 2, 4, 8, 16, 32]),
     spare_blocks=st.sampled_from([0, 0, 0, 1, 2, 5, 12, 64]),
+    policy=st.sampled_from(["fcfs", "fcfs", "priority"]),
     caching=st.sampled_from([True, True, False]),
     warm=st.booleans(),
     resets=st.frozensets(st.integers(0, 30), max_size=2),
-    threads=st.integers(1, 3),
+    threads=st.integers(1, 4),
 )

@@ -28,7 +28,7 @@ SHAPES = {
     "wide-80": ("llama", {"num_hidden_layers": 1, "head_dim": 80, "hidden_size": 72, "intermediate_size": 8200}),
     "wide-256": ("gemma3", {"num_hidden_layers": 1, "head_dim": 256, "hidden_size": 72, "intermediate_size": 8200}),
 }
-DTYPES = ("float32", "bfloat16")
+CELLS = (*(f"{shape}/{dtype}" for shape in SHAPES for dtype in ("float32", "bfloat16")), "llama/float16")
 
 MAX_STEPS = 5000
 
@@ -121,11 +121,13 @@ class World:
 
     Attributes:
         counts: what the schedules made happen, to judge whether they are worth anything.
+        answers: a checksum of everything that was said in them, the same in every process.
     """
 
     folder: Path
     dtype: str
     counts: Counter[str] = field(default_factory=Counter)
+    answers: int = 0
 
     def __post_init__(self) -> None:
         self._known: dict[bytes, Heard] = {}
@@ -156,6 +158,7 @@ class World:
     def check(self, schedule: Schedule) -> None:
         """Raise `Mismatch` unless every sequence of the schedule says what it says alone."""
         heard = self.run(schedule)
+        self.answers = zlib.crc32(repr(sorted(heard.items())).encode(), self.answers)
         set_threads(1)
         for index, ask in enumerate(schedule.asks):
             for request in ask.requests(str(index)):
@@ -224,6 +227,7 @@ class World:
             max_num_seqs=schedule.max_num_seqs,
             max_num_batched_tokens=schedule.token_budget,
             long_prefill_token_threshold=schedule.prefill_threshold,
+            scheduling_policy=schedule.policy,
             block_size=schedule.block_size,
             num_gpu_blocks_override=schedule.num_blocks,
             enable_prefix_caching=schedule.caching,
@@ -306,5 +310,5 @@ def checkpoint(root: Path, shape: str) -> Path:
     family, overrides = SHAPES[shape]
     folder = root / shape
     if not folder.exists():
-        tiny_checkpoint(family, folder, vocab_size=VOCAB_SIZE, **overrides)
+        tiny_checkpoint(family, folder, vocab_size=VOCAB_SIZE, max_position_embeddings=MAX_LENGTH, **overrides)
     return folder
