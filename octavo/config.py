@@ -143,6 +143,8 @@ class DeviceConfig:
     """auto: a GPU if there is one."""
     threads: int | None = option(None, ge=1)
     """CPU threads for the model. Default: the cores this process may use."""
+    enforce_eager: bool = option(False)
+    """Run a model op by op, in the order of its code, instead of replaying its plan. Slower, same answers."""
     tensor_parallel_size: int = option(1, ge=1, le=1, aliases=("-tp",))
     """Only 1 in this version."""
     pipeline_parallel_size: int = option(1, ge=1, le=1, aliases=("-pp",))

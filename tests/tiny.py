@@ -6,7 +6,7 @@ full of NaN, pages dropped as soon as the window has passed them, shared prefixe
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -227,6 +227,7 @@ class PagedHarness:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.model, self.block_size, self.max_chunk = model, block_size, max_chunk
+        self.forward: Callable[[ForwardBatch], Tensor] = model.forward
         self.random = random.Random(seed)
         self.prefixes = dict(prefixes or {})
         num_blocks = sum(-(-len(prompt) // block_size) for prompt in prompts) + 3
@@ -289,7 +290,7 @@ class PagedHarness:
             kv_pages=self.pools,
         )
         with torch.inference_mode():
-            logits = self.model.logits(self.model(batch))
+            logits = self.model.logits(self.forward(batch))
         for row, where, part in zip(rows, places, logits.split([*chunks, padding])[: len(rows)], strict=True):
             self.logits[row][where.start : where.stop] = part
             self.sequences[row].num_computed = where.stop

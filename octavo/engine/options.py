@@ -19,7 +19,6 @@ logger = get_logger(__name__)
 Section = TypeVar("Section")
 
 IGNORED = {
-    "enforce_eager": "nothing is compiled or captured before it runs",
     "swap_space": "preempted requests are computed again",
     "tokenizer_mode": "there is one tokenizer implementation",
     "use_v2_block_manager": "there is one block manager",

@@ -13,6 +13,8 @@ from torch import Tensor
 from octavo.attention.batch import ForwardBatch
 from octavo.config import EngineConfig, KVGroupSpec
 from octavo.messages import ModelRunnerOutput, PromptLogprobs, SchedulerOutput
+from octavo.models.base import CausalLM
+from octavo.worker.forward import Forward, planned_forward
 from octavo.worker.input_batch import InputBatch
 from octavo.worker.kv_pages import KVPages
 from octavo.worker.logprobs import rank_tokens
@@ -55,6 +57,9 @@ class ModelRunner:
         self.pages = KVPages(model.kv_groups, num_blocks, block_size, kv_dtype, device)
         self.sampler = Sampler(self.rows, model.vocab_size, config.model.logprobs_mode, device)
         max_blocks = -(-config.max_model_len // block_size)
+        self._forward: Forward = model.forward
+        if isinstance(model, CausalLM) and not config.device.enforce_eager:
+            self._forward = planned_forward(model, self.pages.pools, config.token_budget)
         self._batch = InputBatch(config.token_budget, max_rows, max_blocks, num_groups, block_size, device)
         self._hidden: Tensor | None = None
 
@@ -66,7 +71,7 @@ class ModelRunner:
         self.pages.copy(plan.block_copies)
         self._hidden = None
         if plan.rows:
-            self._hidden = self.model.forward(self._batch.gather(plan, self.rows, self.pages.pools))
+            self._hidden = self._forward(self._batch.gather(plan, self.rows, self.pages.pools))
 
     @torch.inference_mode()
     def sample(self, plan: SchedulerOutput) -> ModelRunnerOutput:

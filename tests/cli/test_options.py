@@ -72,8 +72,8 @@ def test_a_config_file_that_is_not_there_is_refused_by_name(tmp_path: Path):
 
 
 def test_unknown_flags_are_passed_on_by_name():
-    assert parse("--enforce-eager", "--swap-space", "4", "--compilation-config={}") == {
-        "enforce_eager": True,
+    assert parse("--async-scheduling", "--swap-space", "4", "--compilation-config={}") == {
+        "async_scheduling": True,
         "swap_space": "4",
         "compilation_config": "{}",
     }
@@ -97,7 +97,7 @@ def test_help_names_every_command_and_imports_no_torch():
 
 
 def test_the_no_form_of_an_unknown_flag_switches_it_off():
-    assert parse("--no-enable-lora", "--no-enforce-eager") == {"enable_lora": False, "enforce_eager": False}
+    assert parse("--no-enable-lora", "--no-async-scheduling") == {"enable_lora": False, "async_scheduling": False}
 
 
 def test_a_bad_environment_variable_is_one_line_and_no_traceback():

@@ -44,8 +44,8 @@ def test_what_cannot_be_is_refused_by_name(options, message):
 
 
 def test_a_foreign_option_without_meaning_is_a_warning(caplog):
-    assert make_sections({"enforce_eager": True}) == make_sections({})
-    assert "enforce_eager has no effect" in caplog.text
+    assert make_sections({"use_v2_block_manager": True}) == make_sections({})
+    assert "use_v2_block_manager has no effect" in caplog.text
 
 
 @pytest.mark.parametrize("name", [*IGNORED, *MISSING])

@@ -115,6 +115,7 @@ def make_config(
     token_budget: int = 64,
     logprobs_mode: str = "raw_logprobs",
     spec: ModelSpec | None = None,
+    enforce_eager: bool = False,
     **cache: object,
 ) -> EngineConfig:
     """A resolved configuration for the fake, or for the model of `spec`."""
@@ -122,7 +123,7 @@ def make_config(
         model=ModelConfig(model="fake", logprobs_mode=logprobs_mode),
         cache=CacheConfig(**{"block_size": BLOCK_SIZE, **cache}),  # type: ignore[arg-type]
         scheduler=SchedulerConfig(max_num_seqs=max_rows, max_num_batched_tokens=token_budget),
-        device=DeviceConfig(device="cpu", threads=1),
+        device=DeviceConfig(device="cpu", threads=1, enforce_eager=enforce_eager),
         spec=spec or ModelSpec("fake", "", "safetensors", "Fake", {}, 64, VOCAB_SIZE, (2,), {}, "", "float32"),
         dtype="float32",
         max_model_len=max_model_len,
