@@ -389,15 +389,15 @@ def test_a_forward_pass_that_fails_costs_only_its_own_requests(make_llm, llm, mo
     unlucky = make_llm(max_num_seqs=2)
     prompts = [prompt_of(30 + i) for i in range(5)]
     expected = [token_ids(run(llm, prompt, greedy())[0]) for prompt in prompts]
-    model = unlucky._client._core.executor._worker._model
-    forward, calls = model.forward, iter(range(1000))
+    runner = unlucky._client._core.executor._worker._runner
+    forward, calls = runner._forward, iter(range(1000))
 
     def fail_once(batch):
         if next(calls) == 3:
             raise RuntimeError("out of memory")
         return forward(batch)
 
-    monkeypatch.setattr(model, "forward", fail_once)
+    monkeypatch.setattr(runner, "_forward", fail_once)
     outputs = run(unlucky, prompts, greedy())
     assert [output.outputs[0].finish_reason for output in outputs] == ["error"] * 2 + ["length"] * 3
     assert "out of memory" in outputs[0].outputs[0].error
