@@ -102,5 +102,5 @@ CPU_TIER = EnvVar(
     "OCTAVO_CPU_TIER",
     "",
     str,
-    "Instruction-set tier of the native CPU kernels (portable, avx2, avx512, avx512_bf16). Default: the best there is.",
+    "Instruction-set tier of the CPU kernels (portable, avx2, avx512, avx512_bf16, amx). Default: the best there is.",
 )

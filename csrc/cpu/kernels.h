@@ -120,9 +120,10 @@ struct AttentionScratch {
 };
 
 // A weight matrix [rows, columns] in panels of kPanelRows rows: [panels][steps][kPanelRows][depth]. A step is `depth`
-// consecutive columns: 2 of bf16, which dot-product instructions take in pairs (16 steps of 16 rows are an AMX tile), 1
-// of the other types. Zero beyond the last row and the last column.
+// consecutive columns: 2 of bf16, which dot-product instructions take in pairs, 1 of the other types; kTileSteps steps of
+// bf16 are two AMX tiles side by side, and `steps` is a multiple of them. Zero beyond the last row and the last column.
 constexpr int kPanelRows = 32;
+constexpr int kTileSteps = 16;
 
 struct Packed {
   void* data;
@@ -130,24 +131,23 @@ struct Packed {
   DType dtype;
 };
 
-// out = x @ weight.T + bias, rounded once.
+enum class Activation : int32_t { none = 0, silu = 1, gelu_tanh = 2, gelu = 3 };
+
+// out = x @ weight.T + bias, rounded once; or, with an activation, act(x @ weight.T + bias) * (x @ up.T + up_bias).
 struct LinearArgs {
   void* out;         // [T, rows], float or of the weight's type
   const void* x;     // [T, columns] of the weight's type
   const void* bias;  // [rows] of the weight's type, or null
   int64_t out_stride, x_stride, tokens;
-  int64_t chunk;  // tokens that a thread takes through all its panels before the next ones
   bool float_out;
-  Packed weight;
+  int64_t shards;  // of K, summed in a balanced tree: 1, or 2, 4 or 8 of a multiple of 32 columns each
+  Activation activation;
+  const void* up_bias;
+  Packed weight, up;  // of one shape and type; `up` only with an activation
 };
 
-constexpr int kMaxOutputs = 128;  // columns of a tile in any tier
-
-// One thread's room for a chunk.
-struct LinearScratch {
-  float* x;    // [chunk, steps * depth], for tokens that are not multiplied as they lie
-  float* out;  // [chunk, kMaxOutputs], sums over the columns so far
-};
+// Room for a thread's intermediate sums: float* (floats), kept until its next call.
+using Room = float* (*)(int64_t);
 
 struct Kernels {
   const char* name;
@@ -164,13 +164,15 @@ struct Kernels {
   void (*merge)(Partial& total, const Partial& part, int64_t rows, int64_t head_dim);
   void (*finish)(const AttentionArgs&, const Tile&, const Partial& total);
   // All tokens times the panels begin .. end.
-  void (*linear)(const LinearArgs&, LinearScratch&, int64_t begin, int64_t end);
+  void (*linear)(const LinearArgs&, Room room, int64_t begin, int64_t end);
 };
 
-// Slowest first; which exist depends on the compiler, which run on the machine. AMX will follow.
+// Slowest first; which exist depends on the compiler, which run on the machine (tiers.h).
 const Kernels* portable_kernels();
 const Kernels* avx2_kernels();
 const Kernels* avx512_kernels();
 const Kernels* avx512_bf16_kernels();
+const Kernels* amx_kernels();
+const Kernels* amx_software_kernels();  // the AMX kernel on tiles in plain memory: its bits on any machine, to test it
 
 }  // namespace octavo

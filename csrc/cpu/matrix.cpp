@@ -12,10 +12,8 @@
 namespace octavo {
 namespace {
 
-constexpr int64_t kChunkBytes = 1 << 19;  // of tokens as floats: half of an L2 cache
-constexpr int64_t kMinChunk = 96, kMaxChunk = 384;
 constexpr int64_t kPieceElements = 1 << 19;  // of weights, for one to 16 tokens: some 50 us
-constexpr int64_t kTileSteps = 64;           // of a panel that stay in the L1 cache while rows are written
+constexpr int64_t kWriteSteps = 64;          // of a panel that stay in the L1 cache while rows are written
 
 size_t size_of(DType dtype) { return dtype == DType::f32 ? 4 : 2; }
 
@@ -31,11 +29,17 @@ U* first_step(const Packed& m, int64_t row) {
   return static_cast<U*>(m.data) + row / kPanelRows * m.steps * kPanelRows + row % kPanelRows;
 }
 
+float* thread_room(int64_t floats) {
+  thread_local Buffer buffer;
+  return buffer.get(floats);
+}
+
 }  // namespace
 
 Matrix::Matrix(int64_t rows, int64_t columns, DType dtype)
     : packed_{nullptr, rows, columns, dtype == DType::bf16 ? 2 : 1, 0, dtype} {
-  packed_.steps = (columns + packed_.depth - 1) / packed_.depth;
+  int64_t unit = dtype == DType::bf16 ? kTileSteps : 1;
+  packed_.steps = (columns + packed_.depth * unit - 1) / (packed_.depth * unit) * unit;
   bytes_ = std::max<size_t>(1, static_cast<size_t>(panels() * panel_size()) * size_of(dtype));
   void* data = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) throw std::bad_alloc();
@@ -63,8 +67,8 @@ void Matrix::write(const void* x, int64_t x_stride, int64_t begin, int64_t count
       int64_t low = std::max(begin, (first + panel) * kPanelRows), high = std::min(end, (first + stop) * kPanelRows);
       for (int64_t group = low; group < high; group = (group / kPanelRows + 1) * kPanelRows) {
         int64_t group_end = std::min(high, (group / kPanelRows + 1) * kPanelRows);
-        for (int64_t step = 0; step < packed_.steps; step += kTileSteps) {
-          int64_t full = std::min(whole, step + kTileSteps);
+        for (int64_t step = 0; step < packed_.steps; step += kWriteSteps) {
+          int64_t full = std::min(whole, step + kWriteSteps);
           for (int64_t row = group; row < group_end; ++row) {
             const char* from = row_of(row);
             U* to = first_step<U>(packed_, row);
@@ -96,21 +100,16 @@ void Matrix::read(void* out, int64_t out_stride, const int64_t* ids, int64_t beg
   });
 }
 
-void Matrix::multiply(const Kernels& kernels, LinearArgs a) const {
+void Matrix::multiply(const Kernels& kernels, LinearArgs a, const Matrix* up) const {
   a.weight = packed_;
-  int64_t chunks = 1, limit = std::clamp(kChunkBytes / (packed_.columns * 4 + 1), kMinChunk, kMaxChunk);
-  if (a.tokens > limit) chunks = (a.tokens + limit - 1) / limit;
-  a.chunk = std::max<int64_t>(1, (a.tokens + chunks - 1) / chunks);
-  int64_t work = panels() * panel_size() * std::max<int64_t>(1, a.tokens / 16);
+  if (up) a.up = up->packed_;
+  int64_t work = panels() * panel_size() * (up ? 2 : 1) * std::max<int64_t>(1, a.tokens / 16);
   // Equal shares, and some more pieces where there is much to do: a thread may lose its CPU.
   int64_t threads = Pool::get().size(), pieces = 1;
   if (work > kPieceElements / 8) pieces = threads * std::max<int64_t>(1, work / (threads * kPieceElements));
   pieces = std::min(pieces, std::max<int64_t>(1, panels() / 2));
   Pool::get().parallel_for(pieces, 1, [&](int64_t begin, int64_t end) {
-    thread_local Buffer buffer;
-    float* room = buffer.get(a.chunk * (packed_.steps * packed_.depth + kMaxOutputs));
-    LinearScratch scratch{room + a.chunk * kMaxOutputs, room};
-    kernels.linear(a, scratch, panels() * begin / pieces, panels() * end / pieces);
+    kernels.linear(a, thread_room, panels() * begin / pieces, panels() * end / pieces);
   });
 }
 

@@ -12,6 +12,7 @@
 #include "matrix.h"
 #include "plan.h"
 #include "pool.h"
+#include "tiers.h"
 
 namespace nb = nanobind;
 
@@ -21,20 +22,6 @@ namespace {
 template <typename T = void>
 T* at(uintptr_t address) {
   return reinterpret_cast<T*>(address);
-}
-
-// The tiers this machine can run, slowest first.
-std::vector<const Kernels*> runnable_tiers() {
-  std::vector<const Kernels*> tiers = {portable_kernels()};
-#if defined(OCTAVO_X86_TIERS)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) tiers.push_back(avx2_kernels());
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl")) {
-    tiers.push_back(avx512_kernels());
-    if (__builtin_cpu_supports("avx512bf16")) tiers.push_back(avx512_bf16_kernels());
-  }
-#endif
-  return tiers;
 }
 
 std::atomic<const Kernels*> chosen{nullptr};
@@ -48,13 +35,9 @@ std::vector<std::string> tiers() {
 }
 
 void select_tier(const std::string& name) {
-  for (const Kernels* tier : runnable_tiers()) {
-    if (tier->name == name) {
-      chosen = tier;
-      return;
-    }
-  }
-  throw std::invalid_argument(name);
+  const Kernels* tier = find_tier(name);
+  if (!tier) throw std::invalid_argument(name);
+  chosen = tier;
 }
 
 DType dtype(int code) { return static_cast<DType>(code); }
@@ -66,8 +49,20 @@ EmbeddingOp embedding(U table, U out, I out_stride, U ids, I tokens) {
   return {at<const Matrix>(table), at(out), at<I>(ids), out_stride, tokens};
 }
 
-LinearOp linear(U matrix, U out, I out_stride, bool float_out, U x, I x_stride, U bias, I tokens) {
-  return {at<const Matrix>(matrix), {at(out), at(x), at(bias), out_stride, x_stride, tokens, 0, float_out, {}}};
+LinearOp linear(U matrix, U out, I out_stride, bool float_out, U x, I x_stride, U bias, I tokens, I shards) {
+  LinearArgs args{};
+  args.out = at(out), args.out_stride = out_stride, args.float_out = float_out;
+  args.x = at(x), args.x_stride = x_stride, args.tokens = tokens;
+  args.bias = at(bias), args.shards = shards;
+  return {at<const Matrix>(matrix), nullptr, args};
+}
+
+LinearOp gated_linear(U gate, U up, int activation, U out, I out_stride, U x, I x_stride, U gate_bias, U up_bias,
+                      I tokens) {
+  LinearOp op = linear(gate, out, out_stride, false, x, x_stride, gate_bias, tokens, 1);
+  op.up = at<const Matrix>(up);
+  op.args.up_bias = at(up_bias), op.args.activation = static_cast<Activation>(activation);
+  return op;
 }
 
 NormOp norm(U out, I out_inner, I out_outer_stride, I out_inner_stride, U x, I x_inner, I x_outer_stride,
@@ -138,6 +133,7 @@ void add_ops(nb::module_& m) {
           nb::call_guard<nb::gil_scoped_release>());
   add_op(m, plan, "embedding", &embedding);
   add_op(m, plan, "linear", &linear);
+  add_op(m, plan, "gated_linear", &gated_linear);
   add_op(m, plan, "norm", &norm);
   add_op(m, plan, "silu_mul", &gated<&Kernels::silu_mul>);
   add_op(m, plan, "gelu_tanh_mul", &gated<&Kernels::gelu_tanh_mul>);
@@ -174,6 +170,7 @@ NB_MODULE(_native, m) {
   m.def("tiers", &tiers);
   m.def("tier", [] { return kernels().name; });
   m.def("select_tier", &select_tier);
+  m.def("amx_refusal", [] { return amx_refusal(); });
   m.def("num_threads", [] { return Pool::get().size(); });
   m.def("set_num_threads", [](int threads) { Pool::get().resize(threads); }, nb::call_guard<nb::gil_scoped_release>());
   add_ops(m);

@@ -58,6 +58,7 @@ struct EmbeddingOp {
 
 struct LinearOp {
   const Matrix* matrix;
+  const Matrix* up;  // null: not gated
   LinearArgs args;
   void bind(const Step& step);
   void run(const Kernels& kernels) const;

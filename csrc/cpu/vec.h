@@ -92,6 +92,13 @@ inline void prefetch_line(const char* p) {
   __builtin_prefetch(p);
 #endif
 }
+inline void prefetch_line_l2(const char* p) {
+#if defined(__x86_64__)
+  asm volatile("prefetcht1 %0" : : "m"(*p));
+#else
+  __builtin_prefetch(p, 0, 2);
+#endif
+}
 inline void prefetch(const void* p, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) prefetch_line(static_cast<const char*>(p) + i);
 }

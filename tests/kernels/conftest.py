@@ -10,6 +10,9 @@ from octavo.kernels.cpu import native
 
 TIERS = (native.load() or ModuleType("missing")).__dict__.get("tiers", list)()
 
+PRODUCT_TIERS = [*TIERS, "amx_software"]
+"""Products are tested on AMX tiles in plain memory too: the AMX kernel, on any machine."""
+
 
 @pytest.fixture(scope="package", autouse=True)
 def one_torch_thread() -> Iterator[None]:
@@ -35,6 +38,13 @@ def kernels() -> Iterator[ModuleType]:
 @pytest.fixture(params=TIERS)
 def tier(request: pytest.FixtureRequest, kernels: ModuleType) -> str:
     """Runs the test once per tier."""
+    kernels.select_tier(request.param)
+    return str(request.param)
+
+
+@pytest.fixture(params=PRODUCT_TIERS)
+def product_tier(request: pytest.FixtureRequest, kernels: ModuleType) -> str:
+    """Runs the test once per tier that has products of its own."""
     kernels.select_tier(request.param)
     return str(request.param)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from octavo.kernels.cpu import linear as native_linear
 from octavo.kernels.cpu.linear import PanelWeight, embedding, empty_weight, linear, logits
 from octavo.ops.dispatch import OPS
-from tests.kernels.conftest import DTYPES, TIERS, TOLERANCE
+from tests.kernels.conftest import DTYPES, PRODUCT_TIERS, TIERS, TOLERANCE
 
 CPU = torch.device("cpu")
 SHAPES = [(1, 1), (31, 7), (32, 64), (33, 65), (100, 33), (192, 576), (257, 1030), (70, 2500)]
@@ -37,7 +37,7 @@ def assert_close(got: Tensor, want: Tensor, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_agrees_with_the_reference(tier: str, shape: tuple[int, int], dtype: torch.dtype) -> None:
+def test_agrees_with_the_reference(product_tier: str, shape: tuple[int, int], dtype: torch.dtype) -> None:
     weight, bias = rand(*shape, dtype=dtype), rand(shape[0], dtype=dtype, seed=1)
     matrix = packed(weight)
     for tokens in (1, 2, 5, 13):
@@ -52,7 +52,7 @@ def test_agrees_with_the_reference(tier: str, shape: tuple[int, int], dtype: tor
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(224, 576), (70, 2500)])
 def test_bits_of_a_row_do_not_depend_on_its_batch_or_on_threads(
-    tier: str, shape: tuple[int, int], dtype: torch.dtype, kernels: ModuleType
+    product_tier: str, shape: tuple[int, int], dtype: torch.dtype, kernels: ModuleType
 ) -> None:
     matrix, bias = packed(rand(*shape, dtype=dtype)), rand(shape[0], dtype=dtype, seed=1)
     x = rand(256, shape[1], dtype=dtype, seed=2)
@@ -68,7 +68,35 @@ def test_bits_of_a_row_do_not_depend_on_its_batch_or_on_threads(
         assert torch.equal(logits(x[order], matrix), scores[order])
 
 
-def test_bits_do_not_depend_on_the_other_rows_of_the_weight(tier: str) -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_shards_of_the_columns_add_up_in_a_balanced_tree(
+    product_tier: str, dtype: torch.dtype, kernels: ModuleType
+) -> None:
+    """So whoever holds some of them gets the bits of the whole; whatever the batch and the threads."""
+    weight, x = rand(40, 512, dtype=dtype), rand(70, 512, dtype=dtype, seed=1)
+    matrix = packed(weight)
+    for shards in (2, 4, 8):
+        size = 512 // shards
+        sums = [logits(mine, packed(part)) for mine, part in zip(x.split(size, 1), weight.split(size, 1), strict=True)]
+        while len(sums) > 1:
+            sums = [left + right for left, right in zip(sums[::2], sums[1::2], strict=True)]
+        want = sums[0].to(dtype)
+        assert_close(OPS["linear"].reference(x, weight, shards=shards), want, dtype)
+        for threads, tokens in ((1, 70), (3, 70), (1, 1), (2, 3), (1, 16), (2, 33)):
+            kernels.set_num_threads(threads)
+            assert torch.equal(linear(x[-tokens:], matrix, shards=shards), want[-tokens:])
+    assert not torch.equal(linear(x, matrix), linear(x, matrix, shards=8))
+
+
+def test_long_products_keep_their_bits_where_columns_come_first(kernels: ModuleType) -> None:
+    """AMX: blocks of columns of 256 tokens, for K of 8192 and more and 128 tokens and more."""
+    weight, x = rand(40, 8224, dtype=torch.bfloat16), rand(130, 8224, dtype=torch.bfloat16, seed=1)
+    kernels.select_tier("amx_software")
+    matrix = packed(weight)
+    assert torch.equal(linear(x, matrix)[:3], linear(x[:3], matrix))
+
+
+def test_bits_do_not_depend_on_the_other_rows_of_the_weight(product_tier: str) -> None:
     weight, x = rand(300, 200, dtype=torch.bfloat16), rand(9, 200, dtype=torch.bfloat16, seed=1)
     whole = linear(x, packed(weight))
     for begin, end in ((0, 1), (0, 33), (64, 300), (130, 200)):
@@ -82,7 +110,7 @@ def test_comparing_bits_would_notice_another_order_of_sums() -> None:
     assert not torch.equal(logits(x, packed(weight)), logits(x[:, order], packed(weight[:, order])))
 
 
-def test_reads_and_writes_strided_tensors(tier: str) -> None:
+def test_reads_and_writes_strided_tensors(product_tier: str) -> None:
     weight, wide = rand(50, 40, dtype=torch.bfloat16), rand(6, 100, dtype=torch.bfloat16, seed=1)
     x, out = wide[:, 30:70], torch.full((6, 90), 7.0, dtype=torch.bfloat16)
     want = linear(x.contiguous(), packed(weight))
@@ -92,7 +120,7 @@ def test_reads_and_writes_strided_tensors(tier: str) -> None:
     assert linear(x[:0], packed(weight)).shape == (0, 50)
 
 
-def test_values_that_are_not_finite_stay_in_their_row_and_column(tier: str) -> None:
+def test_values_that_are_not_finite_stay_in_their_row_and_column(product_tier: str) -> None:
     for dtype in DTYPES:
         weight, x = rand(40, 33, dtype=dtype), rand(7, 33, dtype=dtype, seed=1)
         want = linear(x, packed(weight))
@@ -153,7 +181,7 @@ def test_what_the_kernels_do_not_cover_runs_the_reference(monkeypatch: pytest.Mo
 
 def test_tiers_that_multiply_in_float32_agree_to_its_rounding(kernels: ModuleType) -> None:
     weight, x, results = rand(96, 576, dtype=torch.bfloat16), rand(8, 576, dtype=torch.bfloat16, seed=1), []
-    for tier in TIERS:
+    for tier in PRODUCT_TIERS:
         kernels.select_tier(tier)
         results.append(logits(x, packed(weight)))
     for other in results[1:]:
@@ -188,3 +216,28 @@ print((anonymous_bytes() - before) / needed)
         [sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True
     )
     assert 0.9 < float(done.stdout) < 1.2
+
+
+def test_amx_kernel_sums_in_the_order_of_the_hardware(kernels: ModuleType) -> None:
+    """Per 32 columns: chains over the even and the odd ones, rounded at every step, then both; subnormals are zero."""
+    weight, x = rand(40, 100, dtype=torch.bfloat16), rand(5, 100, dtype=torch.bfloat16, seed=1)
+    tiny = torch.tensor([2.0**-127, 2.0**-64], dtype=torch.bfloat16)
+    weight[3], weight[4], x[2] = tiny[0], tiny[1], tiny[1]
+    w, y = (torch.nn.functional.pad(t, (0, 28)).double() for t in (weight, x))
+    want = torch.zeros(5, 40)
+    for tile in range(0, 128, 32):
+        even, odd = torch.zeros(5, 40), torch.zeros(5, 40)
+        for k in range(tile, tile + 32, 2):
+            even = flushed(flushed(y[:, k, None]) * flushed(w[:, k]) + even)
+            odd = flushed(flushed(y[:, k + 1, None]) * flushed(w[:, k + 1]) + odd)
+        want = flushed(want.double() + flushed(even.double() + odd))
+    for tier in {"amx_software", *TIERS} & {"amx", "amx_software"}:
+        kernels.select_tier(tier)
+        assert torch.equal(logits(x, packed(weight)), want)
+    assert (want[:, 3] == 0).all() and (want[2, 4] == 0).all()
+
+
+def flushed(x: Tensor) -> Tensor:
+    """Rounded to float32; subnormal numbers become zero."""
+    rounded = x.float()
+    return torch.where(rounded.abs() < torch.finfo(torch.float32).tiny, 0.0, rounded)

@@ -44,6 +44,35 @@ def test_tier_comes_from_the_environment(fresh_load: pytest.MonkeyPatch, kernels
     assert native.load().tier() == kernels.tiers()[-1]
 
 
+def test_tier_of_tests_is_used_only_when_asked_for(fresh_load: pytest.MonkeyPatch, kernels: ModuleType) -> None:
+    assert "amx_software" not in kernels.tiers()
+    fresh_load.setenv("OCTAVO_CPU_TIER", "amx_software")
+    assert native.load().tier() == "amx_software"
+
+
+def test_log_names_the_tier_and_why_a_cpu_with_amx_goes_without(
+    fresh_load: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kernels: ModuleType
+) -> None:
+    assert ("amx" in kernels.tiers()) <= (kernels.amx_refusal() == "")
+    fresh_load.setattr(native, "_native", Refused(kernels))
+    with caplog.at_level(logging.INFO, logger="octavo"):
+        native.load()
+    best = kernels.tiers()[-1]
+    assert [record.message for record in caplog.records] == [
+        f"CPU kernels: {best} (this CPU has AMX, but the operating system refused permission: No space left on device)"
+    ]
+
+
+class Refused:
+    """The kernels on a CPU whose AMX this process may not use."""
+
+    def __init__(self, kernels: ModuleType) -> None:
+        self.tiers, self.tier, self.select_tier = kernels.tiers, kernels.tier, kernels.select_tier
+
+    def amx_refusal(self) -> str:
+        return "the operating system refused permission: No space left on device"
+
+
 def test_unknown_tier_is_refused_with_the_known_ones(fresh_load: pytest.MonkeyPatch) -> None:
     fresh_load.setenv("OCTAVO_CPU_TIER", "avx1024")
     with pytest.raises(ConfigError, match=r"OCTAVO_CPU_TIER is 'avx1024' but this machine runs portable"):

@@ -63,12 +63,12 @@ def empty_weight(rows: int, columns: int, dtype: torch.dtype, device: torch.devi
     return PanelWeight(_native.Matrix(rows, columns, _CODES[dtype]), dtype, 0, torch.Size((rows, columns)))
 
 
-def linear(x: Tensor, weight: Weight, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Weight, bias: Tensor | None = None, out: Tensor | None = None, shards: int = 1) -> Tensor:
     """See `octavo.ops.linear`."""
     target = x.new_empty((x.shape[0], weight.shape[0])) if out is None else out
-    call = linear_call(x, weight, bias, target) if target.dtype is x.dtype else None
+    call = linear_call(x, weight, bias, target, shards) if target.dtype is x.dtype else None
     if call is None:
-        return linear_op.linear.reference(x, weight, bias, out)
+        return linear_op.linear.reference(x, weight, bias, out, shards)
     _native.linear(*call)
     return target
 
@@ -83,7 +83,7 @@ def logits(x: Tensor, weight: Weight, out: Tensor | None = None) -> Tensor:
     return target
 
 
-def linear_call(x: Array, weight: Weight, bias: Array | None, out: Array) -> Call | None:
+def linear_call(x: Array, weight: Weight, bias: Array | None, out: Array, shards: int = 1) -> Call | None:
     """The kernel's arguments: out = x @ weight.T + bias, rounded to out's type, which is x's or float32. None where it
     does not multiply these as they lie.
     """
@@ -93,7 +93,7 @@ def linear_call(x: Array, weight: Weight, bias: Array | None, out: Array) -> Cal
         return None
     return (
         *(weight.matrix.address, out.data_ptr(), out.stride(0), out.dtype is torch.float32),
-        *(x.data_ptr(), x.stride(0), 0 if bias is None else bias.data_ptr(), x.shape[0]),
+        *(x.data_ptr(), x.stride(0), 0 if bias is None else bias.data_ptr(), x.shape[0], shards),
     )
 
 

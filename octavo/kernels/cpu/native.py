@@ -20,6 +20,9 @@ else:
 
 log = get_logger(__name__)
 
+TEST_TIERS = ("amx_software",)
+"""Tiers that any machine runs, slowly: the AMX kernel on tiles in plain memory. Only `OCTAVO_CPU_TIER` selects them."""
+
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """The kernels' numbers for the types of activations, weights and pages."""
 
@@ -52,9 +55,11 @@ def load() -> ModuleType | None:
         log.info("native CPU kernels are not installed (%s); using plain torch", _why_not)
         return None
     wanted, tiers = envs.CPU_TIER.get(), _native.tiers()
-    if wanted and wanted not in tiers:
+    if wanted and wanted not in (*tiers, *TEST_TIERS):
         raise ConfigError(f"OCTAVO_CPU_TIER is {wanted!r} but this machine runs {', '.join(tiers)}")
     _native.select_tier(wanted or tiers[-1])
+    refusal = _native.amx_refusal()
+    log.info("CPU kernels: %s%s", _native.tier(), f" (this CPU has AMX, but {refusal})" if refusal else "")
     return _native
 
 
