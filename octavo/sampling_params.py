@@ -184,7 +184,8 @@ def _token_id(key: Any) -> int:
         token_id = int(key)
     except (TypeError, ValueError):
         raise ClientError(f"logit_bias has the key {key!r}, which is not a token id", param="logit_bias") from None
-    check_whole("logit_bias", token_id, 0, 2**31 - 1)
+    if not 0 <= token_id < 2**31:
+        raise ClientError(f"logit_bias has the key {str(key)[:80]!r}, which is not a token id", param="logit_bias")
     return token_id
 
 

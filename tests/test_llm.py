@@ -187,8 +187,8 @@ def test_smp_01_a_seeded_request_answers_the_same_alone_and_in_any_company(make_
     chunked = make_llm(max_num_batched_tokens=16)
     beside = run(chunked, [prompt_of(100), prompt, prompt_of(90)], [free, seeded, free])[1]
     assert answers == {alone} == {tuple(token_ids(seventh))} == {tuple(token_ids(beside))}
-    same_prompt = [tuple(token_ids(run(llm, prompt, free)[0])) for _ in range(5)]
-    assert len(set(same_prompt)) > 1
+    beside_seeded = [tuple(token_ids(run(llm, [prompt, prompt_of(12)], [seeded, free])[1])) for _ in range(5)]
+    assert len(set(beside_seeded)) > 1
 
 
 def test_an_unseeded_answer_can_be_replayed_with_the_seed_it_reports(llm):

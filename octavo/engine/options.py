@@ -143,7 +143,8 @@ def make_section(section: type[Section], options: Mapping[str, object]) -> Secti
         made = msgspec.convert(values, type=section)
     except msgspec.ValidationError as err:
         message, _, where = str(err).partition(" - at `$.")
-        raise ConfigError(f"--{where.rstrip('`').replace('_', '-')}: {message}") from None
+        name = where.rstrip("`").partition("[")[0]
+        raise ConfigError(f"--{name.replace('_', '-')} is {values.get(name)!r}: {message}") from None
     check_bounds(made)
     return made
 

@@ -16,6 +16,8 @@ def map_file(path: str | os.PathLike[str]) -> mmap.mmap:
     target = Path(path)
     if target.is_dir():
         raise ModelError(f"{path} is a folder where a weight file is expected")
+    if target.exists() and not target.is_file():
+        raise ModelError(f"{path} is a device or pipe where a weight file is expected")
     try:
         with target.open("rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -52,6 +52,13 @@ class _Keys:
             raise ModelError(f"{self.path}: metadata key {self.architecture}.{key} is {value!r}, not a count")
         return value
 
+    def num_layers(self) -> int:
+        """No more than there are tensors: a damaged number must not make lists that fill the memory."""
+        layers, most = self.count("block_count"), len(self.header.tensors)
+        if layers > most:
+            raise ModelError(f"{self.path}: {self.architecture}.block_count is {layers} but there are {most} tensors")
+        return layers
+
     def head_dim(self) -> int:
         """Stated, or the hidden values split among the heads."""
         return self.count("attention.key_length", self.hidden_per_head())
@@ -128,7 +135,7 @@ def _common(keys: _Keys) -> Config:
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden,
         "intermediate_size": keys.count("feed_forward_length"),
-        "num_hidden_layers": keys.count("block_count"),
+        "num_hidden_layers": keys.num_layers(),
         "num_attention_heads": heads,
         "num_key_value_heads": keys.count("attention.head_count_kv", heads),
         "head_dim": keys.head_dim(),
@@ -161,7 +168,7 @@ def _granite(keys: _Keys) -> Config:
 
 
 def _smollm3(keys: _Keys) -> Config:
-    layers = keys.count("block_count")
+    layers = keys.num_layers()
     return {"model_type": "smollm3", **_biases(keys), "no_rope_layers": [int((i + 1) % 4 != 0) for i in range(layers)]}
 
 
@@ -201,7 +208,7 @@ def _gemma(keys: _Keys, pattern: int, wide_layers: int) -> Config:
         pattern: every how many layers one attends to everything.
         wide_layers: depth of the 27B model, the one whose query scale is not its head size.
     """
-    layers = keys.count("block_count")
+    layers = keys.num_layers()
     return {
         "hidden_activation": "gelu_pytorch_tanh",
         "attention_bias": False,

@@ -66,6 +66,9 @@ _ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "rope_local_base_
 _INHERITED = ("eos_token_id", "bos_token_id", "pad_token_id", "tie_word_embeddings", "dtype", "torch_dtype")
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "max_position_embeddings")
 
+MAX_LAYERS = 4096
+"""There are lists with an entry per layer, and a wrong number must not fill the memory with them."""
+
 
 def normalize_config(raw: Mapping[str, Any]) -> Config:
     """Bring a config.json of any age into the normalized form; defaults come from the Transformers config class.
@@ -106,6 +109,7 @@ def fill_defaults(text: Mapping[str, Any]) -> Config:
     if not model_type:
         raise ModelError("config.json has no model_type; it is not the config of a Transformers model")
     options = {key: value for key, value in text.items() if key not in ("model_type", "transformers_version")}
+    _check_num_layers(options)
     try:
         filled: Config = AutoConfig.for_model(model_type, **options).to_dict()
     except Exception as err:  # its validators raise many kinds, none of ours, over several lines
@@ -120,6 +124,7 @@ def finish_config(config: Mapping[str, Any], default_rope: Mapping[str, Any]) ->
         default_rope: the class's `rope_parameters`, flat or by layer type; what the config says goes before.
     """
     done = {key: value for key, value in config.items() if key not in _ROPE_KEYS}
+    _check_num_layers(config)
     for key in _REQUIRED:
         if type(done.get(key)) is not int or done[key] < 1:
             raise ModelError(f"config.json has {key} = {done.get(key)!r}; it must be a whole number of at least 1")
@@ -160,6 +165,12 @@ def context_length(config: Config) -> int:
     stretched = int(rope["factor"] * rope.get("original_max_position_embeddings", longest))
     # Llama 3.1 states a maximum beyond factor x original; the others state the original or the product.
     return max(longest, stretched) if rope["rope_type"] in ("llama3", "longrope") else stretched
+
+
+def _check_num_layers(config: Mapping[str, Any]) -> None:
+    num_layers = config.get("num_hidden_layers")
+    if isinstance(num_layers, int) and num_layers > MAX_LAYERS:
+        raise ModelError(f"the model has {num_layers} layers (num_hidden_layers) but the limit is {MAX_LAYERS}")
 
 
 def _finish_layer_types(done: Config) -> None:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from octavo.errors import ModelError
 from octavo.messages import Progress
 
-_REFERENCE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<file>[\w./ -]+\.gguf))?")
+_REFERENCE = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(?::(?P<file>[\w./ -]+\.gguf))?")
 _FOLDER_FILES = ["*.json", "*.jinja", "merges.txt", "tokenizer.model"]
 _NOT_NEEDED = ["*/*", "consolidated*"]  # other frameworks' copies live in sub-folders
 

@@ -59,8 +59,11 @@ def check_weights(model: CausalLM, shapes: Iterable[tuple[str, Sequence[int]]], 
     Raises:
         ModelError: names the source and the tensor.
     """
-    slots = _Slots(model, source)
+    slots, seen = _Slots(model, source), set[str]()
     for name, shape in shapes:
+        if name in seen:
+            raise ModelError(f"{source}: tensor {name!r} is there twice")
+        seen.add(name)
         slots.find(name, shape)
     slots.require_all()
 

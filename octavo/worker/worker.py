@@ -46,9 +46,10 @@ class Worker:
         logger.info("device: %s", self.platform.describe())
         dtype: torch.dtype = getattr(torch, config.dtype)
         use_providers(self.platform.providers)  # they say how weights are held
-        model = build_model(spec, dtype, torch.device(self.platform.device), config.max_model_len)
         stored = stored_weights(spec, dtype)
-        check_weights(model, ((weight.name, weight.shape) for weight in stored), spec.path)
+        outline = build_model(spec, dtype, torch.device("meta"), max_model_len=1)  # sizes that are wrong cost no memory
+        check_weights(outline, ((weight.name, weight.shape) for weight in stored), spec.path)
+        model = build_model(spec, dtype, torch.device(self.platform.device), config.max_model_len)
         load_weights(model, _read_all(stored, progress), spec.path)
         self.platform.synchronize()
         # Now that the model has brought in all its ops, each gets its kernel.

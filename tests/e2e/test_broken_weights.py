@@ -111,8 +111,8 @@ def with_header(change: Callable[[dict], None]) -> Callable[[Path], None]:  # ty
 
 
 SAFETENSORS_FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "cut by 1 kB": (cut(lambda size: size - 1000), "truncated|ends"),
-    "cut by half": (cut(lambda size: size // 2), "truncated|ends"),
+    "cut by 1 kB": (cut(lambda size: size - 1000), r"tensor 'model\.[a-z0-9_.]+'"),
+    "cut by half": (cut(lambda size: size // 2), r"tensor 'model\.[a-z0-9_.]+'"),
     "header of 2^60 bytes": (lambda file: file.write_bytes(struct.pack("<Q", 2**60) + bytes(100)), "header"),
     "another shape": (with_header(lambda entry: entry.update(shape=[7, 7])), re.escape(TENSOR)),
     "another dtype": (with_header(lambda entry: entry.update(dtype="F64")), re.escape(TENSOR)),

@@ -1,6 +1,7 @@
 """What the reader returns agrees with the safetensors package; what is damaged is a ModelError that says where."""
 
 import json
+import os
 import re
 import struct
 import tracemalloc
@@ -114,3 +115,11 @@ def test_missing_file_and_folder_are_named(tmp_path):
     for path in (tmp_path / "absent.safetensors", tmp_path):
         with pytest.raises(ModelError, match=re.escape(str(path))):
             read_safetensors_header(path)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_never_ends_is_not_read(kind, tmp_path):
+    path = tmp_path / "model.safetensors"
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+    with pytest.raises(ModelError, match="is a device or pipe"):
+        read_safetensors_header(path)

@@ -182,6 +182,10 @@ def test_file_type_is_the_noted_mix_or_the_most_frequent_type(checkpoint, tmp_pa
         (lambda m: m.pop("general.architecture"), r"general.architecture is None"),
         (lambda m: m.pop("llama.block_count"), r"llama.block_count is None"),
         (lambda m: m.update({"llama.block_count": -1}), r"llama.block_count is -1"),
+        (
+            lambda m: m.update({"llama.block_count": 10**9}),
+            r"llama.block_count is 1000000000 but there are \d+ tensors",
+        ),
         (lambda m: m.update({"llama.attention.head_count": [4, 2, 4]}), r"llama.attention.head_count is \[4, 2, 4\]"),
         (lambda m: m.update({"llama.rope.freq_base": "x"}), r"llama.rope.freq_base is 'x'"),
         (lambda m: m.update({"llama.rope.freq_base": float("nan")}), r"llama.rope.freq_base is nan"),

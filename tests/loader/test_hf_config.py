@@ -207,3 +207,9 @@ def test_overrides_replace_single_keys_inside_objects():
         "extra": None,
     }
     assert base["rope_parameters"]["rope_type"] == "default"
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2"])
+def test_a_number_of_layers_that_cannot_be_is_refused_before_lists_are_made(model_type):
+    with pytest.raises(ModelError, match="1000000000 layers"):
+        llama(model_type=model_type, num_hidden_layers=10**9)

@@ -101,7 +101,18 @@ def test_missing_weights_are_never_made_up(folder):
 
 
 @pytest.mark.parametrize(
-    "reference", ["no-such-model", "./absent/model.gguf", "absent/model.gguf", "a/b/c", "org/name:file.bin", ""]
+    "reference",
+    [
+        "no-such-model",
+        "./absent",
+        "../absent",
+        "~/absent",
+        "./absent/model.gguf",
+        "absent/model.gguf",
+        "a/b/c",
+        "org/name:file.bin",
+        "",
+    ],
 )
 def test_reference_that_names_nothing_lists_what_can_be_named(reference):
     with pytest.raises(ModelError, match=r"(?s)no folder, .*smollm2-135m-instruct"):

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from octavo.errors import ModelError
-from octavo.models.build import build_model, load_model, load_weights
+from octavo.models.build import build_model, check_weights, load_model, load_weights
 from octavo.models.registry import MODELS
 from tests.tiny import FAMILIES, load_tiny, random_prompt, run_whole, spec_for, tiny_checkpoint
 
@@ -50,6 +50,14 @@ def test_an_update_of_some_tensors_takes_effect_in_place(folder: Path, weights: 
     load_weights(model, [(name, weights[name])], "an update", partial=True)
     assert torch.equal(run_whole(model, PROMPT), before)
     assert model.model.embed_tokens.weight.data_ptr() == address
+
+
+def test_a_tensor_that_is_there_twice_is_named(folder: Path, weights: dict[str, Tensor]) -> None:
+    outline = build_model(spec_for(folder), torch.float32, torch.device("meta"))
+    shapes = [(name, tensor.shape) for name, tensor in weights.items()]
+    check_weights(outline, shapes, "here")
+    with pytest.raises(ModelError, match=f"here: tensor '{shapes[7][0]}' is there twice"):
+        check_weights(outline, [*shapes, shapes[7]], "here")
 
 
 @pytest.mark.parametrize("name", ["model.layers.2.self_attn.k_proj.weight", "model.norm.weight", "lm_head.weight"])

@@ -45,16 +45,20 @@ def chat_content(world: World, stream: bool, **body: Any) -> tuple[str, list[Any
 def test_lpb_02_masked_tokens_never_put_infinities_into_json(varied: World, temperature: float, stream: bool) -> None:
     # The part of the case about a regex or choice constraint needs structured output.
     allowed = [byte_id("a"), byte_id("b")]
-    options = {"allowed_token_ids": allowed, "temperature": temperature, "max_tokens": 4, "seed": 3}
+    options: dict[str, Any] = {"allowed_token_ids": allowed, "temperature": temperature, "max_tokens": 4, "seed": 3}
     text, entries = chat_content(varied, stream, top_logprobs=5, **options)
     assert len(entries) == 4 and set(text) <= {"a", "b"}
     for entry in entries:
         assert entry["token"] in ("a", "b") and math.isfinite(entry["logprob"]) and entry["logprob"] <= 0
         assert all(top["logprob"] is None or top["logprob"] <= 0 for top in entry["top_logprobs"])
-    answer = varied.complete("x", logprobs=5, **options)["choices"][0]["logprobs"]
-    for token, logprob, top in zip(answer["tokens"], answer["token_logprobs"], answer["top_logprobs"], strict=True):
-        assert top[token] == logprob and math.isfinite(logprob)
-        assert all(value is None or value <= 0 for value in top.values())
+    options["logprobs"] = 5
+    answers = varied.stream_complete("x", **options) if stream else [varied.complete("x", **options)]
+    parts = [answer["choices"][0]["logprobs"] for answer in answers]
+    assert sum(len(part["tokens"]) for part in parts) == 4
+    for part in parts:
+        for token, logprob, top in zip(part["tokens"], part["token_logprobs"], part["top_logprobs"], strict=True):
+            assert top[token] == logprob and math.isfinite(logprob)
+            assert all(value is None or value <= 0 for value in top.values())
 
 
 def test_lpb_02_processed_logprobs_of_masked_tokens_are_null_or_absent(random_folder: Path) -> None:
@@ -77,7 +81,8 @@ def test_lpb_04_bytes_are_exact_and_tokens_stay_apart(broken: World, stream: boo
     assert raw.decode("utf-8", "replace") == text == "\ufffd" + EMOJI_TEXT
     assert entries[-1]["token"] == "中" and entries[-1]["bytes"] == [228, 184, 173]
     for entry in entries:
-        assert entry["token"] or entry["bytes"]
+        assert len(entry["top_logprobs"]) == 5
+        assert all(shown["token"] or shown["bytes"] for shown in (entry, *entry["top_logprobs"]))
 
 
 def test_lpb_04_a_special_token_is_an_entry_only_where_it_is_text(script: World) -> None:

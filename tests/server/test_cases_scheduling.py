@@ -63,7 +63,22 @@ def narrow(random_folder: Path) -> Iterator[World]:
         yield world
 
 
-BAD_PROMPTS: list[Any] = ["", [""], [], [[]], ["a", ""], [["a"]], [1.5], [True], [-1], [10**9], 5, {"a": 1}, None]
+BAD_PROMPTS: list[Any] = [
+    "",
+    [""],
+    [],
+    [[]],
+    ["a", ""],
+    [[5], []],
+    [["a"]],
+    [1.5],
+    [True],
+    [-1],
+    [10**9],
+    5,
+    {"a": 1},
+    None,
+]
 
 
 @pytest.mark.parametrize("prompt", BAD_PROMPTS)

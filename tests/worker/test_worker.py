@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from octavo.config import EngineConfig
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, ModelError
 from octavo.executor.registry import EXECUTORS
 from octavo.messages import NewRow, SchedulerOutput
 from octavo.ops.dispatch import OPS, use_providers
@@ -44,6 +44,15 @@ def test_load_reports_progress_and_the_kv_groups(folder: Path) -> None:
     done = [report[1] for report in reports]
     assert done == list(range(len(reports))) and reports[-1][1] == reports[-1][2] == len(reports) - 1 > 20
     assert {report[0] for report in reports} == {"loading weights"}
+
+
+@pytest.mark.parametrize("size", ["vocab_size", "hidden_size", "intermediate_size"])
+def test_a_wrong_size_is_refused_by_name_before_memory_is_asked_for(folder: Path, size: str) -> None:
+    reports: list[tuple[str, int, int]] = []
+    spec = spec_for(folder, **{size: 10**12})
+    with pytest.raises(ModelError, match=r"tensor '.*' is \[.*\] but the config says \[.*1000000000000"):
+        Worker(make_config(max_model_len=64, token_budget=128, spec=spec)).load(lambda *report: reports.append(report))
+    assert not reports
 
 
 def test_pages_that_do_not_fit_are_refused_with_their_bytes(folder: Path) -> None:
