@@ -149,8 +149,12 @@ struct LinearArgs {
 // Room for a thread's intermediate sums: float* (floats), kept until its next call.
 using Room = float* (*)(int64_t);
 
+// Independent chains of multiply-adds: enough to hide their latency, few enough for 16 registers.
+constexpr int kFmaChains = 12;
+
 struct Kernels {
   const char* name;
+  int64_t width;  // floats in a vector
   void (*norm)(const NormArgs&, int64_t begin, int64_t end);
   void (*rope)(const RopeArgs&, bool interleaved, int64_t begin, int64_t end);
   void (*write_kv)(const WriteKVArgs&, int64_t begin, int64_t end);
@@ -165,6 +169,9 @@ struct Kernels {
   void (*finish)(const AttentionArgs&, const Tile&, const Partial& total);
   // All tokens times the panels begin .. end.
   void (*linear)(const LinearArgs&, Room room, int64_t begin, int64_t end);
+  // Ceilings, see ceiling.h.
+  float (*read)(const float* x, int64_t begin, int64_t end);
+  float (*multiply_add)(int64_t steps);
 };
 
 // Slowest first; which exist depends on the compiler, which run on the machine (tiers.h).

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "matrix.h"
+#include "ops.h"
 #include "plan.h"
 #include "pool.h"
 #include "tiers.h"
@@ -144,6 +145,12 @@ void add_ops(nb::module_& m) {
   add_op(m, plan, "paged_attention", &paged_attention);
 }
 
+void add_ceilings(nb::module_& m) {
+  auto no_gil = nb::call_guard<nb::gil_scoped_release>();
+  m.def("read", [](uintptr_t x, int64_t count) { return read(kernels(), at<float>(x), count); }, no_gil);
+  m.def("multiply_add", [](int64_t steps) { return multiply_add(kernels(), steps); }, no_gil);
+}
+
 void add_matrix(nb::module_& m) {
   auto no_gil = nb::call_guard<nb::gil_scoped_release>();
   nb::class_<Matrix>(m, "Matrix")
@@ -174,5 +181,6 @@ NB_MODULE(_native, m) {
   m.def("num_threads", [] { return Pool::get().size(); });
   m.def("set_num_threads", [](int threads) { Pool::get().resize(threads); }, nb::call_guard<nb::gil_scoped_release>());
   add_ops(m);
+  add_ceilings(m);
   add_matrix(m);
 }

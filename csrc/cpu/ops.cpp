@@ -1,6 +1,7 @@
 #include "ops.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -152,6 +153,25 @@ void paged_attention(const Kernels& kernels, const AttentionArgs& a) {
       kernels.finish(a, tile, scratch.total);
     }
   });
+}
+
+float read(const Kernels& kernels, const float* x, int64_t count) {
+  std::atomic<float> total{0};
+  Pool::get().parallel_for(count, int64_t{1} << 18, [&](int64_t begin, int64_t end) {
+    total.fetch_add(kernels.read(x, begin, end), std::memory_order_relaxed);
+  });
+  return total;
+}
+
+double multiply_add(const Kernels& kernels, int64_t steps) {
+  constexpr int64_t kPieces = 16;  // per thread, so that one that begins late leaves its share to the others
+  Pool& pool = Pool::get();
+  int64_t count = kPieces * pool.size(), share = steps / kPieces;
+  std::atomic<float> needed{0};
+  pool.parallel_for(count, 1, [&](int64_t begin, int64_t end) {
+    needed.fetch_add(kernels.multiply_add((end - begin) * share), std::memory_order_relaxed);
+  });
+  return 2.0 * kFmaChains * static_cast<double>(kernels.width * count * share);
 }
 
 }  // namespace octavo

@@ -12,4 +12,8 @@ void gated(void (*kernel)(const GatedArgs&, int64_t, int64_t), const GatedArgs& 
 void scale(const Kernels& kernels, const ScaleArgs& args, int64_t tokens);
 void paged_attention(const Kernels& kernels, const AttentionArgs& args);
 
+// Ceilings of the machine, all threads of the pool at work. The sum of x [count]; the flops of `steps` per thread.
+float read(const Kernels& kernels, const float* x, int64_t count);
+double multiply_add(const Kernels& kernels, int64_t steps);
+
 }  // namespace octavo

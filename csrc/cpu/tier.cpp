@@ -1,5 +1,6 @@
 // One instruction-set tier. Compiled once per tier, with OCTAVO_TIER naming it and the matching -m flags.
 #include "attention.h"
+#include "ceiling.h"
 #include "linear.h"
 #include "rowwise.h"
 
@@ -13,7 +14,8 @@ namespace octavo {
 const Kernels* OCTAVO_JOIN(OCTAVO_TIER, _kernels)() {
   using namespace OCTAVO_TIER;
   static constexpr Kernels table = {
-      OCTAVO_STRING(OCTAVO_TIER), norm, rope, write_kv, silu_mul, gelu_tanh_mul, gelu_mul, scale, attend, merge, finish, linear,
+      OCTAVO_STRING(OCTAVO_TIER), W, norm, rope, write_kv, silu_mul, gelu_tanh_mul, gelu_mul, scale, attend, merge, finish, linear,
+      read, multiply_add,
   };
   return &table;
 }

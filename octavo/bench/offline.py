@@ -1,14 +1,42 @@
 """Run a workload on an engine in this process and time it. Deals in token ids; no text, no HTTP."""
 
-import time
+from collections.abc import Sequence
 from dataclasses import replace
 
-from octavo.bench.timing import RequestTimes, summarize
+from octavo.bench.peers.runner import Item, Output, Pass, run_steps
+from octavo.bench.timing import summarize
 from octavo.bench.workload import WorkItem
 from octavo.config import EngineConfig
 from octavo.engine.client import InProcessClient
 from octavo.messages import EngineRequest, Progress
 from octavo.sampling_params import SamplingParams
+
+
+class _Stepper:
+    """The client as `run_steps` wants it; a request is known by its index."""
+
+    def __init__(self, client: InProcessClient, temperature: float, top_p: float) -> None:
+        self.client = client
+        self.temperature = temperature
+        self.top_p = top_p
+
+    def add(self, index: int, item: Item) -> None:
+        sampling = SamplingParams(
+            max_tokens=item.output_tokens, ignore_eos=True, temperature=self.temperature, top_p=self.top_p
+        )
+        self.client.submit(
+            [
+                EngineRequest(
+                    request_id=str(index), prompt_token_ids=item.prompt_token_ids, sampling=sampling, seed=index
+                )
+            ]
+        )
+
+    def step(self) -> list[Output]:
+        return [
+            Output(int(o.request_id), len(o.new_token_ids), o.finish_reason is not None, o.error)
+            for o in self.client.step().outputs
+        ]
 
 
 class OfflineBench:
@@ -25,54 +53,38 @@ class OfflineBench:
         self,
         workload: list[WorkItem],
         *,
-        sequential: bool = False,
+        users: int | None = None,
         temperature: float = 0.0,
         top_p: float = 1.0,
         on_progress: "Progress | None" = None,
     ) -> dict[str, object]:
-        """Submit everything at once (or, `sequential`, one after the other) and return the figures.
+        """Send each item when it arrives and, of at most `users`, one is free; return the figures.
 
         Raises:
             ClientError: an item does not fit the engine.
-            EngineError: a request ended with an error.
         """
-        requests = [
-            EngineRequest(
-                request_id=f"bench-{i}",
-                prompt_token_ids=item.prompt_token_ids,
-                sampling=SamplingParams(
-                    max_tokens=item.output_tokens, ignore_eos=True, temperature=temperature, top_p=top_p
-                ),
-                seed=i,
-            )
-            for i, item in enumerate(workload)
-        ]
-        times: dict[str, RequestTimes] = {}
-        start_s = time.perf_counter()
-        for batch in [[r] for r in requests] if sequential else [requests]:
-            for request in batch:
-                times[request.request_id] = RequestTimes(time.perf_counter(), len(request.prompt_token_ids))
-                self.client.submit([request])
-            self._drain(times, on_progress, len(requests))
-        elapsed_s = time.perf_counter() - start_s
-        return summarize(list(times.values()), elapsed_s) | self._engine_figures()
+        times, elapsed_s = self.send(
+            workload, users=users, temperature=temperature, top_p=top_p, on_progress=on_progress
+        )
+        return summarize(times, elapsed_s) | self._engine_figures()
+
+    def send(
+        self,
+        items: Sequence[Item],
+        *,
+        users: int | None = None,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        on_progress: "Progress | None" = None,
+    ) -> Pass:
+        """As `run`, but return when everything happened."""
+        stepper = _Stepper(self.client, temperature, top_p)
+        report = on_progress or (lambda stage, done, total: None)
+        return run_steps(stepper, items, users, lambda finished: report("requests", finished, len(items)))
 
     def close(self) -> None:
         """Release the engine."""
         self.client.close()
-
-    def _drain(self, times: dict[str, RequestTimes], on_progress: "Progress | None", total: int) -> None:
-        finished = 0
-        while self.client.has_unfinished():
-            outputs = self.client.step().outputs
-            now_s = time.perf_counter()
-            for output in outputs:
-                times[output.request_id].token_times_s.extend([now_s] * len(output.new_token_ids))
-                if output.finish_reason is not None:
-                    finished += 1
-                    times[output.request_id].error = output.error
-            if on_progress is not None:
-                on_progress("requests", finished, total)
 
     def _engine_figures(self) -> dict[str, object]:
         stats = self.client.stats()

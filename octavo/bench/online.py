@@ -6,7 +6,8 @@ import time
 
 import httpx
 
-from octavo.bench.timing import RequestTimes, summarize
+from octavo.bench.peers.runner import RequestTimes
+from octavo.bench.timing import summarize
 from octavo.bench.workload import WorkItem
 from octavo.messages import Progress
 
@@ -26,7 +27,7 @@ async def run_online(
     Args:
         url: base of the API, e.g. "http://127.0.0.1:8000/v1".
         max_concurrency: most requests open at once; None is no limit.
-        request_rate: requests per second, evenly spaced; None sends all at once.
+        request_rate: requests per second, evenly spaced; None sends each when its item arrives.
     """
     gate = asyncio.Semaphore(max_concurrency or len(workload))
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -35,8 +36,7 @@ async def run_online(
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=None, limits=limits) as client:
 
         async def one(index: int, item: WorkItem) -> None:
-            if request_rate:
-                await asyncio.sleep(index / request_rate)
+            await asyncio.sleep(index / request_rate if request_rate else item.at_s)
             async with gate:
                 times.append(await _stream(client, model, item))
             if on_progress is not None:

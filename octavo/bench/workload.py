@@ -2,7 +2,7 @@
 
 import random
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -10,19 +10,21 @@ from octavo.errors import ConfigError
 
 
 class WorkItem(NamedTuple):
-    """One request: greedy, exactly `output_tokens` tokens."""
+    """One request: greedy, exactly `output_tokens` tokens. It arrives `at_s` seconds after the start."""
 
     prompt_token_ids: list[int]
     output_tokens: int
+    at_s: float = 0.0
 
 
 class _Line(msgspec.Struct):
     prompt: list[int]
     out: int
+    at: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
 
 def read_workload(path: str) -> list[WorkItem]:
-    """Read a file of `{"prompt": [token ids], "out": n}` lines.
+    """Read a file of `{"prompt": [token ids], "out": n}` lines, in the order of `"at"`, seconds, where lines have it.
 
     Raises:
         ConfigError: no such file, or a line of another form; names the line.
@@ -37,10 +39,10 @@ def read_workload(path: str) -> list[WorkItem]:
             parsed = msgspec.json.decode(line, type=_Line)
         except msgspec.DecodeError as err:
             raise ConfigError(f"workload {path} line {number}: {err}") from None
-        items.append(WorkItem(parsed.prompt, parsed.out))
+        items.append(WorkItem(parsed.prompt, parsed.out, parsed.at))
     if not items:
         raise ConfigError(f"workload {path} is empty")
-    return items
+    return sorted(items, key=lambda item: item.at_s)
 
 
 def random_workload(requests: int, input_tokens: int, output_tokens: int, vocab_size: int, seed: int) -> list[WorkItem]:

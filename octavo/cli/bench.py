@@ -1,4 +1,4 @@
-"""`octavo bench throughput | latency | serve`: prints one JSON object."""
+"""`octavo bench`: throughput, latency and serve print one JSON object, kernels and peers a table."""
 
 import argparse
 import asyncio
@@ -9,22 +9,27 @@ from pathlib import Path
 from octavo.bench.offline import OfflineBench
 from octavo.bench.online import run_online
 from octavo.bench.workload import WorkItem, random_workload, read_workload
+from octavo.cli import bench_kernels, bench_peers
 from octavo.cli.command import Command
 from octavo.cli.options import ENGINE_SECTIONS, add_option_flags, chosen_options
 from octavo.cli.progress import progress_bars
 from octavo.cli.remote import fetch_model_card
 from octavo.engine.resolve import make_config
+from octavo.errors import ConfigError
+
+WORKLOAD_HELP = 'lines of {"prompt": [token ids], "out": tokens}, with "at": seconds for one that arrives later'
 
 SAFE_VOCAB_SIZE = 1000
 """Ids below this exist in any served vocabulary; used when only a URL is known."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of the three benchmarks."""
+    """Flags of each benchmark."""
     kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
     throughput = kinds.add_parser("throughput", help="run a workload on an engine in this process")
     _add_workload_flags(throughput)
-    throughput.add_argument("--sequential", action="store_true", help="submit requests one after the other")
+    throughput.add_argument("--sequential", action="store_true", help="as --users 1: one request after the other")
+    throughput.add_argument("--users", type=int, help="most requests open at once (default: no limit)")
     throughput.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
     throughput.add_argument("--top-p", type=float, default=1.0, help="(default: 1)")
     add_option_flags(throughput, ENGINE_SECTIONS)
@@ -43,21 +48,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     serve.add_argument("--model", help="model to ask for (default: the first one the server lists)")
     serve.add_argument("--api-key", help="key to present")
     serve.add_argument("--max-concurrency", type=int, help="most requests open at once (default: no limit)")
-    serve.add_argument("--request-rate", type=float, help="requests per second (default: all at once)")
+    serve.add_argument("--request-rate", type=float, help="requests per second (default: as they arrive)")
+
+    kernels = kinds.add_parser("kernels", help="time every native op against torch, beside what the machine can do")
+    bench_kernels.add_arguments(kernels)
+
+    peers = kinds.add_parser("peers", help="run other engines on a workload, in turn with this one")
+    bench_peers.add_arguments(peers)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the chosen benchmark."""
-    figures = {"throughput": _throughput, "latency": _latency, "serve": _serve}[args.kind](args)
+    if args.foreign and args.kind not in WITH_ENGINE:
+        words = " ".join(args.foreign)
+        raise ConfigError(f"bench {args.kind} does not take {words}; see octavo bench {args.kind} --help")
+    figures = RUNS[args.kind](args)
     text = json.dumps(figures)
-    print(text)
+    if args.kind not in WITH_TABLE:
+        print(text)
     if args.json:
         Path(args.json).write_text(text + "\n")
     return 1 if figures.get("errors") else 0
 
 
 def _add_workload_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workload", metavar="FILE", help='lines of {"prompt": [token ids], "out": tokens}')
+    parser.add_argument("--workload", metavar="FILE", help=WORKLOAD_HELP)
     parser.add_argument("--requests", type=int, help="use only the first N lines; without a file, make N (default: 32)")
     parser.add_argument("--input-len", type=int, default=128, help="prompt tokens of made requests (default: 128)")
     parser.add_argument("--output-len", type=int, default=128, help="generated tokens of made requests (default: 128)")
@@ -70,7 +85,7 @@ def _throughput(args: argparse.Namespace) -> dict[str, object]:
     with progress_bars() as progress, closing(OfflineBench(config, progress)) as bench:
         figures = bench.run(
             workload,
-            sequential=args.sequential,
+            users=1 if args.sequential else args.users,
             temperature=args.temperature,
             top_p=args.top_p,
             on_progress=progress,
@@ -114,5 +129,15 @@ def _read_or_make(args: argparse.Namespace, vocab_size: int) -> list[WorkItem]:
         return read_workload(args.workload)[: args.requests]
     return random_workload(args.requests or 32, args.input_len, args.output_len, vocab_size, seed=0)
 
+
+RUNS = {
+    "throughput": _throughput,
+    "latency": _latency,
+    "serve": _serve,
+    "kernels": bench_kernels.run,
+    "peers": bench_peers.run,
+}
+WITH_ENGINE = ("throughput", "latency", "peers")
+WITH_TABLE = ("kernels", "peers")
 
 COMMAND = Command(add_arguments, run, takes_engine_options=True)

@@ -34,7 +34,7 @@ SUMMARIES = {
     "pull": "fetch a catalogue model",
     "models": "list catalogue models and what this version supports",
     "convert": "write a model as a Transformers folder",
-    "bench": "measure throughput, latency or a running server",
+    "bench": "measure throughput, latency, a running server, kernels, other engines",
     "env": "describe this machine and installation, for bug reports",
 }
 

@@ -34,6 +34,12 @@ def cpu_flags(root: Path = ROOT) -> frozenset[str]:
     return frozenset(_cpuinfo(root).get("flags", "").split())
 
 
+def last_level_cache_bytes(root: Path = ROOT) -> int:
+    """Size of the largest cache of the first CPU; 0 where Linux does not tell."""
+    sizes = [_read(path) for path in (root / "sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    return max((int(size.removesuffix("K")) * 1024 for size in sizes if size), default=0)
+
+
 def cpu_name(root: Path = ROOT) -> str:
     """The CPU's own name."""
     return _cpuinfo(root).get("model name", "CPU")

@@ -3,7 +3,8 @@
 import random
 import statistics
 
-from octavo.bench.timing import RequestTimes, percentiles, summarize
+from octavo.bench.peers.runner import RequestTimes
+from octavo.bench.timing import percentiles, summarize
 
 
 def test_figures_of_two_requests():
@@ -32,3 +33,12 @@ def test_percentiles_split_a_sample_where_they_say():
 
 def test_percentiles_of_nothing_are_unknown():
     assert percentiles([]) == {"p50": None, "p95": None, "p99": None}
+
+
+def test_gaps_beside_prompts_are_those_in_which_another_request_waited():
+    stream = RequestTimes(0.0, 1, [1.0, 2.0, 3.0, 6.0, 7.0])
+    late = RequestTimes(3.5, 100, [6.0])
+    figures = summarize([stream, late], 7.0)
+    assert figures["itl_s"]["p50"] == 1.0 and figures["itl_s"]["p99"] == 3.0
+    assert figures["itl_beside_prompts_s"] == {"p50": 3.0, "p95": 3.0, "p99": 3.0}
+    assert summarize([stream], 7.0)["itl_beside_prompts_s"]["p50"] is None

@@ -14,7 +14,16 @@ def test_lines_become_items(tmp_path: Path):
     assert read_workload(str(path)) == [WorkItem([1, 2], 3), WorkItem([4], 1)]
 
 
-@pytest.mark.parametrize("line", ['{"prompt": "text", "out": 3}', '{"prompt": [1]}', "{"])
+def test_lines_with_times_come_in_the_order_of_arrival(tmp_path: Path):
+    path = tmp_path / "w.jsonl"
+    path.write_text('{"prompt": [1], "out": 1, "at": 2.5}\n{"prompt": [2], "out": 1}\n{"prompt": [3], "out": 1}\n')
+    assert read_workload(str(path)) == [WorkItem([2], 1), WorkItem([3], 1), WorkItem([1], 1, 2.5)]
+
+
+BAD_LINES = ['{"prompt": "text", "out": 3}', '{"prompt": [1]}', "{", '{"prompt": [1], "out": 1, "at": -1}']
+
+
+@pytest.mark.parametrize("line", BAD_LINES)
 def test_a_bad_line_is_refused_by_number(tmp_path: Path, line: str):
     path = tmp_path / "w.jsonl"
     path.write_text('{"prompt": [1], "out": 1}\n' + line + "\n")

@@ -85,6 +85,11 @@ def paged_attention(
     kv_dtype: int,
     /,
 ) -> None: ...
+def read(x: int, count: int, /) -> float:
+    """The sum of `count` floats, by all threads: how fast memory can be read."""
+
+def multiply_add(steps: int, /) -> float:
+    """Multiply-adds in registers, by all threads. Returns how many floating-point operations were done."""
 
 class Matrix:
     """A weight matrix [rows, columns] in memory of its own, in panels; zero until written."""
