@@ -44,6 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " (default: transformers)",
     )
     parser.add_argument("--peer-env", action="append", metavar="NAME:VAR=VALUE", help="environment of one peer")
+    parser.add_argument(
+        "--peer-option",
+        action="append",
+        metavar="NAME:KEY=VALUE",
+        help="argument of vllm.LLM, of Transformers' from_pretrained or field of llama.cpp's context parameters",
+    )
     parser.add_argument("--gguf", metavar="FILE", help="model for llama.cpp (default: made from --model's GGUF)")
     parser.add_argument("--pairs", type=int, default=3, help="rounds in which each engine runs once (default: 3)")
     parser.add_argument("--users", metavar="N,...", help="requests open at once, a pass for each (default: all)")
@@ -62,12 +68,20 @@ def run(args: argparse.Namespace) -> dict[str, object]:
     """
     config = make_config(**chosen_options(args, ENGINE_SECTIONS, args.foreign))
     wanted = dict(parse_peer(text) for text in args.peer or ["transformers"])
-    env = parse_env(args.peer_env or [], wanted)
+    env = parse_settings("--peer-env", args.peer_env or [], wanted)
+    peer_options = parse_settings("--peer-option", args.peer_option or [], wanted)
     workload = read_workload(args.workload)[: args.requests]
     with _models(config, args.gguf, "llama.cpp" in wanted) as (folder, gguf), progress_bars() as progress:
         ours = Peer(OURS, sys.executable, FOLDER / "octavo_runner.py", folder)
         theirs = [
-            Peer(name, python, FOLDER / SCRIPTS[name], gguf if name in GGUF_PEERS else folder, env.get(name, {}))
+            Peer(
+                name,
+                python,
+                FOLDER / SCRIPTS[name],
+                gguf if name in GGUF_PEERS else folder,
+                env.get(name, {}),
+                peer_options.get(name, {}),
+            )
             for name, python in wanted.items()
         ]
         options = chosen_options(args, ENGINE_SECTIONS)
@@ -97,15 +111,15 @@ def parse_peer(text: str) -> tuple[str, str]:
     return name, python or sys.executable
 
 
-def parse_env(texts: list[str], peers: dict[str, str]) -> dict[str, dict[str, str]]:
-    """`NAME:VAR=VALUE` words as variables by peer."""
+def parse_settings(flag: str, texts: list[str], peers: dict[str, str]) -> dict[str, dict[str, str]]:
+    """`NAME:KEY=VALUE` words as settings by peer."""
     found: dict[str, dict[str, str]] = {}
     for text in texts:
         name, _, setting = text.partition(":")
-        variable, equals, value = setting.partition("=")
+        key, equals, value = setting.partition("=")
         if name not in peers or not equals:
-            raise ConfigError(f"--peer-env {text!r} must be NAME:VAR=VALUE with one of the peers {', '.join(peers)}")
-        found.setdefault(name, {})[variable] = value
+            raise ConfigError(f"{flag} {text!r} must be NAME:KEY=VALUE with one of the peers {', '.join(peers)}")
+        found.setdefault(name, {})[key] = value
     return found
 
 

@@ -15,7 +15,7 @@ from octavo.bench.peers.plots import write_plots
 from octavo.bench.peers.process import Peer, PeerError, Run, run_peer
 from octavo.bench.peers.runner import RequestTimes
 from octavo.bench.timing import summarize
-from octavo.cli.bench_peers import FOLDER, SCRIPTS, parse_env, parse_peer
+from octavo.cli.bench_peers import FOLDER, SCRIPTS, parse_peer, parse_settings
 from octavo.errors import ConfigError
 
 FAKE = Path(__file__).with_name("fake_runner.py")
@@ -95,14 +95,14 @@ def test_every_peer_has_its_script():
 def test_peers_and_their_environments_are_parsed():
     assert parse_peer("vllm=/env/bin/python") == ("vllm", "/env/bin/python")
     assert parse_peer("transformers") == ("transformers", sys.executable)
-    env = parse_env(["vllm:A=b=c", "vllm:D="], {"vllm": "python"})
+    env = parse_settings("--peer-env", ["vllm:A=b=c", "vllm:D="], {"vllm": "python"})
     assert env == {"vllm": {"A": "b=c", "D": ""}}
 
 
 @pytest.mark.parametrize("text", ["vllm", "vllm:A", "other:A=b"])
 def test_an_environment_for_nobody_is_refused(text: str):
-    with pytest.raises(ConfigError, match="NAME:VAR=VALUE"):
-        parse_env([text], {"vllm": "python"})
+    with pytest.raises(ConfigError, match=r"--peer-env .* must be NAME:KEY=VALUE"):
+        parse_settings("--peer-env", [text], {"vllm": "python"})
 
 
 def test_an_unknown_peer_is_refused():

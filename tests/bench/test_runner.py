@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from octavo.bench.peers.runner import Item, Line, Output, run_steps
+from octavo.bench.peers.runner import Item, Line, Output, run_steps, value_of
 
 
 class CountingEngine:
@@ -68,3 +68,7 @@ def test_an_error_is_kept():
 
     times, _ = run_steps(Failing(), lines(1))
     assert times[0].error == "gone" and times[0].token_times_s == []
+
+
+def test_an_option_is_json_or_else_text():
+    assert [value_of(text) for text in ("true", "4", "null", "sdpa", "a=b")] == [True, 4, None, "sdpa", "a=b"]

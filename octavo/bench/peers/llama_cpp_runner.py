@@ -6,7 +6,7 @@ from typing import Any
 
 import llama_cpp
 import numpy as np
-from runner import Item, Loaded, Output, run_steps, serve_job
+from runner import Item, Loaded, Output, run_steps, serve_job, value_of
 
 BATCH_TOKENS = 2048
 
@@ -83,6 +83,8 @@ def load(job: dict[str, Any]) -> Loaded:
     params.n_batch = BATCH_TOKENS
     if job["threads"]:
         params.n_threads = params.n_threads_batch = job["threads"]
+    for name, text in job["peer_options"].items():
+        setattr(params, name, value_of(text))
     context = llama_cpp.llama_init_from_model(model, params)
     vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
     engine = Engine(context, job["max_seqs"], vocab_size)

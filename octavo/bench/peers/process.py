@@ -37,6 +37,7 @@ class Peer:
     script: Path
     model: str
     env: dict[str, str] = field(default_factory=dict)
+    options: dict[str, str] = field(default_factory=dict)
 
 
 class Run(NamedTuple):
@@ -67,7 +68,7 @@ def run_peer(peer: Peer, job: dict[str, Any], timeout_s: float) -> Run:
         watchdog.start()
         try:
             assert process.stdin is not None and process.stdout is not None
-            _send(process.stdin, {**job, "model": peer.model})
+            _send(process.stdin, {**job, "model": peer.model, "peer_options": peer.options})
             version = _next_message(process.stdout)["version"]
             ready_s = time.perf_counter() - start_s
             passes = [_figures(_next_message(process.stdout)) for _ in job["users"]]

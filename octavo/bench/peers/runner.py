@@ -112,11 +112,19 @@ class Loaded(NamedTuple):
     run: Callable[[list[Line], int | None], Pass]
 
 
+def value_of(text: str) -> Any:
+    """An option's value: what it is as JSON (true, 4, null), else the text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
 def serve_job(load: Callable[[dict[str, Any]], Loaded]) -> None:
     """Be a runner: read the job, load, run every pass, leave when the parent says so.
 
-    A job: `model`, `dtype`, `max_model_len`, `max_seqs`, `threads`, `prefix_caching`, `options` (Octavo's), `requests`
-    (lines of a workload), `users` (numbers or null), and `requests_per_user` (null: every pass takes all lines).
+    A job: `model`, `dtype`, `max_model_len`, `max_seqs`, `threads`, `prefix_caching`, `options` (Octavo's),
+    `peer_options` (text by name, see `value_of`), `requests` (lines of a workload), `users` (numbers or null), and `requests_per_user` (null: every pass takes all lines).
     """
     pipe = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # libraries print what they like; only the protocol goes to the pipe

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 import transformers
-from runner import Line, Loaded, Pass, RequestTimes, serve_job
+from runner import Line, Loaded, Pass, RequestTimes, serve_job, value_of
 from transformers import AutoModelForCausalLM, StoppingCriteria
 
 BATCH = 16
@@ -27,7 +27,8 @@ def load(job: dict[str, Any]) -> Loaded:
     """The model of a Transformers folder."""
     if job["threads"]:
         torch.set_num_threads(job["threads"])
-    model = AutoModelForCausalLM.from_pretrained(job["model"], dtype=getattr(torch, job["dtype"]))
+    options = {name: value_of(text) for name, text in job["peer_options"].items()}
+    model = AutoModelForCausalLM.from_pretrained(job["model"], dtype=getattr(torch, job["dtype"]), **options)
 
     def generate(items: list[Line]) -> list[float]:
         """When each token came; prompts are padded on the left, all go on to the longest answer."""

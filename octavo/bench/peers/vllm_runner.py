@@ -3,7 +3,7 @@
 from typing import Any
 
 import vllm
-from runner import Item, Loaded, Output, run_steps, serve_job
+from runner import Item, Loaded, Output, run_steps, serve_job, value_of
 
 
 class Engine:
@@ -38,6 +38,7 @@ def load(job: dict[str, Any]) -> Loaded:
         max_model_len=job["max_model_len"],
         max_num_seqs=job["max_seqs"],
         enable_prefix_caching=job["prefix_caching"],
+        **{name: value_of(text) for name, text in job["peer_options"].items()},
     )
     engine = Engine(llm.llm_engine)
     return Loaded(vllm.__version__, lambda items, users: run_steps(engine, items, users))
