@@ -124,7 +124,8 @@ def serve_job(load: Callable[[dict[str, Any]], Loaded]) -> None:
     """Be a runner: read the job, load, run every pass, leave when the parent says so.
 
     A job: `model`, `dtype`, `max_model_len`, `max_seqs`, `threads`, `prefix_caching`, `options` (Octavo's),
-    `peer_options` (text by name, see `value_of`), `requests` (lines of a workload), `users` (numbers or null), and `requests_per_user` (null: every pass takes all lines).
+    `peer_options` (text by name, see `value_of`), `requests` (lines of a workload), `users` (numbers or null), and
+    `requests_per_user` (null: every pass takes all lines).
     """
     pipe = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # libraries print what they like; only the protocol goes to the pipe
