@@ -68,7 +68,8 @@ ops:
   b0 = embedding(ids=input_ids, weight=model.embed_tokens.weight)
   scale(x=b0, factor=6.0)
   b1 = rms_norm(x=b0, weight=model.layers.0.input_layernorm.weight, eps=1e-06)
-  b2 = linear(x=b1, weight=model.layers.0.self_attn.qkv_proj.weight, bias=model.layers.0.self_attn.qkv_proj.bias, shards=1)
+  b2 = linear(x=b1, weight=model.layers.0.self_attn.qkv_proj.weight, \
+bias=model.layers.0.self_attn.qkv_proj.bias, shards=1)
   rope(q=b2[:, 0:64] as 4 x 16, k=b2[:, 64:96] as 2 x 16, positions=positions, \
 cos_sin=model.layers.0.self_attn.cos_sin, interleaved=False)
   write_kv(k=b2[:, 64:96] as 2 x 16, v=b2[:, 96:128] as 2 x 16, pages=pages.0, slot_mapping=slot_mapping.0)
