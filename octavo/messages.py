@@ -90,7 +90,7 @@ class BlockCopy(msgspec.Struct, array_like=True):
 
 
 class SchedulerOutput(msgspec.Struct, kw_only=True):
-    """One step's work. `rows`, `num_tokens`, `num_computed_tokens`, `new_block_ids` and `samples` are parallel lists.
+    """One step's work. `rows`, `num_tokens`, `num_computed_tokens` and `samples` are parallel lists.
 
     The worker handles, in this order: freed_rows, new_rows, new blocks (zeroed), block_copies, forward, sample.
 
@@ -100,8 +100,8 @@ class SchedulerOutput(msgspec.Struct, kw_only=True):
         rows: scheduled rows, in the order of their tokens in the batch.
         num_tokens: tokens each row computes in this step, >= 1.
         num_computed_tokens: tokens of each row computed before this step.
-        new_block_ids: per row, per KV group, block ids to append to its table. For a row in new_rows the blocks are
-            already in `NewRow.block_ids` and this entry is empty.
+        new_block_ids: by row, for those that got pages: per KV group, block ids to append to its table. Pages of a row
+            in new_rows are in `NewRow.block_ids` already, and not here.
         samples: whether the row reaches its last known token and so samples one. With `max_tokens=0` never.
         zero_block_ids: per KV group, every page handed out since the last step that is not the target of a copy.
     """
@@ -112,7 +112,7 @@ class SchedulerOutput(msgspec.Struct, kw_only=True):
     rows: list[int] = []
     num_tokens: list[int] = []
     num_computed_tokens: list[int] = []
-    new_block_ids: list[list[list[int]]] = []
+    new_block_ids: dict[int, list[list[int]]] = {}
     samples: list[bool] = []
     zero_block_ids: list[list[int]] = []
     block_copies: list[BlockCopy] = []

@@ -32,15 +32,20 @@ class Registry(Generic[T]):
         """Import and return the object registered as `name`."""
         if name not in self._targets:
             raise ConfigError(f"unknown {self.kind} {name!r}; known: {', '.join(sorted(self._targets))}")
-        module, _, attribute = self._targets[name].partition(":")
-        found: Any = getattr(import_module(module), attribute)
-        return found  # type: ignore[no-any-return]
+        found: T = load_object(self._targets[name])
+        return found
 
     def __contains__(self, name: str) -> bool:
         return name in self._targets
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._targets)
+
+
+def load_object(target: str) -> Any:
+    """Import and return what "package.module:attribute" names."""
+    module, _, attribute = target.partition(":")
+    return getattr(import_module(module), attribute)
 
 
 def load_plugins() -> None:

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "dequantize.h"
 #include "matrix.h"
 #include "ops.h"
 #include "plan.h"
@@ -180,6 +181,12 @@ NB_MODULE(_native, m) {
   m.def("amx_refusal", [] { return amx_refusal(); });
   m.def("num_threads", [] { return Pool::get().size(); });
   m.def("set_num_threads", [](int threads) { Pool::get().resize(threads); }, nb::call_guard<nb::gil_scoped_release>());
+  m.def(
+      "dequantize",
+      [](const std::string& type, uintptr_t out, uintptr_t blocks, int64_t count) {
+        return dequantize(type, at<float>(out), at<uint8_t>(blocks), count);
+      },
+      nb::call_guard<nb::gil_scoped_release>());
   add_ops(m);
   add_ceilings(m);
   add_matrix(m);

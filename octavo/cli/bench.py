@@ -1,4 +1,4 @@
-"""`octavo bench`: throughput, latency and serve print one JSON object, kernels and peers a table."""
+"""`octavo bench`: throughput, latency, serve and scheduler print one JSON object, kernels and peers a table."""
 
 import argparse
 import asyncio
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from octavo.bench.offline import OfflineBench
 from octavo.bench.online import run_online
+from octavo.bench.scheduler import run_scheduler_bench
 from octavo.bench.workload import WorkItem, random_workload, read_workload
 from octavo.cli import bench_kernels, bench_peers
 from octavo.cli.command import Command
@@ -55,6 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     peers = kinds.add_parser("peers", help="run other engines on a workload, in turn with this one")
     bench_peers.add_arguments(peers)
+
+    scheduler = kinds.add_parser("scheduler", help="time the step loop without a model")
+    scheduler.add_argument("--num-seqs", type=int, default=256, help="running sequences (default: 256)")
+    scheduler.add_argument("--steps", type=int, default=300, help="timed steps per load (default: 300)")
+    scheduler.add_argument("--json", metavar="FILE", help="write the figures to a file too")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -124,6 +130,10 @@ def _serve(args: argparse.Namespace) -> dict[str, object]:
     return {"model": card["id"], "url": args.url, **figures}
 
 
+def _scheduler(args: argparse.Namespace) -> dict[str, object]:
+    return run_scheduler_bench(args.num_seqs, args.steps)
+
+
 def _read_or_make(args: argparse.Namespace, vocab_size: int) -> list[WorkItem]:
     if args.workload:
         return read_workload(args.workload)[: args.requests]
@@ -136,6 +146,7 @@ RUNS = {
     "serve": _serve,
     "kernels": bench_kernels.run,
     "peers": bench_peers.run,
+    "scheduler": _scheduler,
 }
 WITH_ENGINE = ("throughput", "latency", "peers")
 WITH_TABLE = ("kernels", "peers")

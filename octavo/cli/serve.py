@@ -2,14 +2,22 @@
 
 import argparse
 import sys
+from contextlib import closing
+from typing import TYPE_CHECKING
 
 from octavo.cli.command import Command
 from octavo.cli.options import SERVE_SECTIONS, add_option_flags, chosen_options, option_fields
 from octavo.cli.progress import progress_bars
 from octavo.config import EngineConfig, ServerConfig
+from octavo.engine.child import EngineChild
 from octavo.engine.options import make_section
-from octavo.engine.resolve import make_config
-from octavo.server.run import Banner, serve
+from octavo.registry import load_object
+
+if TYPE_CHECKING:
+    from octavo.server.run import Banner
+
+MAKE_CONFIG, SERVE = "octavo.engine.resolve:make_config", "octavo.server.run:serve"
+"""A second of imports, for the time that the engine's process takes for its own."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,15 +33,17 @@ def run(args: argparse.Namespace) -> int:
     options = chosen_options(args, SERVE_SECTIONS, args.foreign)
     server_names = {f.name for f in option_fields(ServerConfig)}
     server = make_section(ServerConfig, {name: options.pop(name) for name in server_names & options.keys()})
-    with progress_bars() as progress:
+    with closing(EngineChild()) as child, progress_bars() as progress:
 
         def resolve() -> EngineConfig:
-            return make_config(progress, **options)
+            config: EngineConfig = load_object(MAKE_CONFIG)(progress, **options)
+            return config
 
-        return serve(server, resolve, progress=progress, on_ready=_print_banner)
+        code: int = load_object(SERVE)(server, resolve, progress=progress, on_ready=_print_banner, child=child)
+        return code
 
 
-def _print_banner(banner: Banner) -> None:
+def _print_banner(banner: "Banner") -> None:
     lines = (
         f"Octavo serves {banner.model} at {banner.url}",
         f"  device     {banner.device}, {banner.dtype}, loaded in {banner.load_s:.1f} s",
@@ -46,7 +56,7 @@ def _print_banner(banner: Banner) -> None:
     print("\n".join(lines), file=sys.stderr, flush=True)
 
 
-def _sampling(banner: Banner) -> str:
+def _sampling(banner: "Banner") -> str:
     if not banner.sampling:
         return "no defaults of the model's own"
     given = ", ".join(f"{name} {value:g}" for name, value in banner.sampling.items())

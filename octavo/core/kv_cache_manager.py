@@ -76,6 +76,8 @@ class KVCacheManager:
         self._sliding = [(g, window) for g, window in enumerate(self._windows) if window is not None]
         self._to_zero: list[list[int]] = [[] for _ in groups]
         self._copies: list[BlockCopy] = []
+        self._num_entries = 0  # of all requests' tables, all groups
+        self._num_computed_tokens = 0  # of all requests that have a table
         self.no_prefix = Prefix(0, [[] for _ in groups], [])
 
     # ------------------------------------------------------------ how much fits
@@ -203,6 +205,9 @@ class KVCacheManager:
             self._to_zero[group].extend(added)
         table.num_slots = block_size * min(map(len, table.groups))
         request.block_table = table
+        request.num_computed_tokens = prefix.num_tokens
+        self._num_entries += sum(map(len, table.groups))
+        self._num_computed_tokens += prefix.num_tokens
         return num_new
 
     def allocate_slots(self, request: Request, num_new_tokens: int) -> Allocation | None:
@@ -222,8 +227,13 @@ class KVCacheManager:
             ids.extend(block_ids)
             to_zero.extend(block_ids)
             added.append(block_ids)
+            self._num_entries += len(block_ids)
         table.num_slots = block_size * min(map(len, table.groups))
         return Allocation(num_new, added)
+
+    def note_computed(self, num_tokens: int) -> None:
+        """Requests that have pages count so many more tokens, all together, as computed."""
+        self._num_computed_tokens += num_tokens
 
     def cache_computed_blocks(self, request: Request) -> None:
         """Make the full pages of computed tokens findable, generated ones included."""
@@ -245,6 +255,8 @@ class KVCacheManager:
         for ids, num_passed, pool in zip(table.groups, table.num_passed, self.pools, strict=False):
             # In reverse: the tail of a sequence is the least shared, so it is to be evicted first.
             pool.free(ids[: num_passed - 1 if num_passed else None : -1])
+        self._num_entries -= sum(map(len, table.groups))
+        self._num_computed_tokens -= request.num_computed_tokens
         request.block_table = BlockTable()
         request.num_computed_tokens = 0
 
@@ -279,10 +291,9 @@ class KVCacheManager:
         """Token slots of all pages that requests hold; a shared page counts once."""
         return sum(pool.num_used for pool in self.pools) * self.block_size
 
-    def num_empty_slots(self, request: Request) -> int:
-        """Slots of a request's pages that hold no token. They are its own: shared pages are full."""
-        groups = request.block_table.groups
-        return sum(map(len, groups)) * self.block_size - len(groups) * request.num_computed_tokens
+    def num_empty_slots(self) -> int:
+        """Slots of all requests' pages that hold no token. They are one request's own: shared pages are full."""
+        return self._num_entries * self.block_size - len(self.pools) * self._num_computed_tokens
 
     # ------------------------------------------------------------ windows
 

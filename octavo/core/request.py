@@ -110,13 +110,16 @@ class Request:
             extend_chain(self.block_hashes, self._hash_root, self.token_ids, num_blocks, block_size)
         return self.block_hashes
 
-    def append(self, token_id: int) -> FinishReason | None:
-        """Add a sampled token; the reason if it ends the sequence."""
+    def extend(self, sampled: list[int]) -> tuple[list[int], FinishReason | None]:
+        """Add sampled tokens up to one that ends the sequence. Returns those added, and the reason if one did."""
         token_ids = self.token_ids
-        token_ids.append(token_id)
-        if token_id in self._end_ids and len(token_ids) >= self._first_end_length:
-            return "stop"
-        return "length" if len(token_ids) >= self.max_total_tokens else None
+        for num_added, token_id in enumerate(sampled, 1):
+            token_ids.append(token_id)
+            if token_id in self._end_ids and len(token_ids) >= self._first_end_length:
+                return sampled[:num_added], "stop"
+            if len(token_ids) >= self.max_total_tokens:
+                return sampled[:num_added], "length"
+        return sampled, None
 
     def stop_reason(self) -> int | None:
         """The last token, if it is a stop id of the caller and not an end-of-sequence token."""

@@ -75,7 +75,6 @@ class Scheduler:
         self._in_flight: list[Request] = []
         self._num_arrived = 0
         self._stats = SchedulerStats()
-        self._no_blocks: list[list[int]] = [[] for _ in kv.pools]
 
     # ------------------------------------------------------------ requests come and go
 
@@ -137,17 +136,16 @@ class Scheduler:
         return self._emit(step)
 
     def _schedule_running(self, step: Step) -> None:
-        prefilling = []
         for request in list(self.running):
             num_computed_tokens = request.num_computed_tokens
             if len(request.token_ids) - num_computed_tokens > 1:
-                prefilling.append(request)
+                step.prefilling.append(request)
             elif num_computed_tokens < request.block_table.num_slots:
                 step.num_tokens[request] = 1
             else:
                 self._grow(step, request, 1)
         step.num_decoding = len(step.num_tokens)
-        for request in prefilling:
+        for request in step.prefilling:
             if request.status is Status.RUNNING:  # not preempted a moment ago
                 num_tokens = self._chunk(step, request.num_tokens - request.num_computed_tokens)
                 if num_tokens == step.token_budget and self._has_candidate():
@@ -191,7 +189,7 @@ class Scheduler:
     # ------------------------------------------------------------ admission
 
     def _schedule_waiting(self, step: Step) -> None:
-        kept_blocks = self._blocks_kept_for_running()
+        kept_blocks = self._blocks_kept_for_running(step)
         for request in self.waiting:
             if len(self.running) == self._max_running or step.budget_left() == 0:
                 break
@@ -205,13 +203,12 @@ class Scheduler:
         for request in step.admitted:
             self.waiting.remove(request)
 
-    def _blocks_kept_for_running(self) -> list[int]:
+    def _blocks_kept_for_running(self, step: Step) -> list[int]:
         """Per group, pages that newcomers must leave: for prompts not complete yet, and 1 % to grow."""
         kept_blocks = [pool.num_blocks // 100 if self.running else 0 for pool in self._kv.pools]
-        for request in self.running:
-            if request.num_tokens - request.num_computed_tokens > 1:
-                owed = self._kv.num_owed_blocks(request)
-                kept_blocks = [kept + more for kept, more in zip(kept_blocks, owed, strict=True)]
+        for request in step.prefilling:
+            owed = self._kv.num_owed_blocks(request)
+            kept_blocks = [kept + more for kept, more in zip(kept_blocks, owed, strict=True)]
         return kept_blocks
 
     def _try_admit(self, step: Step, request: Request, kept_blocks: list[int]) -> bool:
@@ -238,7 +235,6 @@ class Scheduler:
         self.running.add(request)
         request.status = Status.RUNNING
         request.row = heappop(self._free_rows)
-        request.num_computed_tokens = prefix.num_tokens
         request.parent = None
         step.admitted.append(request)
         step.num_tokens[request] = num_tokens
@@ -271,22 +267,22 @@ class Scheduler:
         self._in_flight = requests = list(step.num_tokens)
         if not requests:
             return SchedulerOutput(step=self._stats.steps)
-        new_block_ids, none = step.new_block_ids, self._no_blocks
         plan = SchedulerOutput(
             step=self._stats.steps,
             freed_rows=self._freed_rows,
             new_rows=[_new_row(request) for request in step.admitted],
-            rows=[request.row for request in requests],
             num_tokens=list(step.num_tokens.values()),
-            num_computed_tokens=[request.num_computed_tokens for request in requests],
-            new_block_ids=[new_block_ids.get(request, none) for request in requests],
+            new_block_ids={request.row: block_ids for request, block_ids in step.new_block_ids.items()},
             zero_block_ids=self._kv.take_zero_block_ids(),
             block_copies=self._kv.take_copies(),
         )
-        samples = plan.samples
+        rows, computed, samples = plan.rows, plan.num_computed_tokens, plan.samples
         for request, num_tokens in step.num_tokens.items():
-            request.num_computed_tokens += num_tokens
-            samples.append(request.num_computed_tokens == len(request.token_ids) < request.max_total_tokens)
+            start = request.num_computed_tokens
+            request.num_computed_tokens = end = start + num_tokens
+            rows.append(request.row)
+            computed.append(start)
+            samples.append(end == len(request.token_ids) < request.max_total_tokens)
         self._freed_rows = []
         self._note_step(plan.total_tokens)
         return plan
@@ -295,6 +291,7 @@ class Scheduler:
         stats, num_used_blocks = self._stats, self._kv.pools[0].num_used
         stats.steps += 1
         stats.step_tokens += num_tokens
+        self._kv.note_computed(num_tokens)
         stats.peak_running = max(stats.peak_running, len(self.running) + len(self._held))
         if num_used_blocks > stats.kv_peak_blocks:
             stats.kv_peak_blocks = num_used_blocks
@@ -302,8 +299,7 @@ class Scheduler:
 
     def _waste(self) -> float:
         """Share of allocated slots, of all groups together, that hold no token."""
-        num_empty = sum(map(self._kv.num_empty_slots, (*self.running, *self._held)))
-        return num_empty / max(1, self._kv.num_used_slots())
+        return self._kv.num_empty_slots() / max(1, self._kv.num_used_slots())
 
     # ------------------------------------------------------------ a step ends
 
@@ -316,19 +312,20 @@ class Scheduler:
         now_s = self._clock()
         token_ids_by_row = dict(zip(result.rows, result.token_ids, strict=True))
         logprobs_by_row = dict(zip(result.rows, result.logprobs, strict=False))
-        block_size = self._kv.block_size
+        block_size, running = self._kv.block_size, Status.RUNNING
+        errors, prompt_logprobs = result.errors, result.prompt_logprobs
         outputs: list[EngineOutput] = []
         for request, row, samples in zip(self._in_flight, plan.rows, plan.samples, strict=True):
-            if request.status is not Status.RUNNING:  # aborted while the step ran
+            if request.status is not running:  # aborted while the step ran
                 continue
-            if row in result.errors:
-                outputs += self._end([request], "error", result.errors[row])
+            if row in errors:
+                outputs += self._end([request], "error", errors[row])
                 continue
             if request.num_computed_tokens >= (request.block_table.num_cached_blocks + 1) * block_size:
                 self._kv.cache_computed_blocks(request)
             output = EngineOutput(request_id=request.request_id)
-            if row in result.prompt_logprobs:
-                output.prompt_logprobs = request.take_prompt_logprobs(result.prompt_logprobs[row])
+            if row in prompt_logprobs:
+                output.prompt_logprobs = request.take_prompt_logprobs(prompt_logprobs[row])
             reason: FinishReason | None = None
             if samples:
                 reason = self._take_tokens(request, output, token_ids_by_row[row], logprobs_by_row.get(row), now_s)
@@ -349,17 +346,10 @@ class Scheduler:
         now_s: float,
     ) -> FinishReason | None:
         """Append sampled tokens, up to one that ends the request, and report them."""
-        reason = None
-        num_taken = 0
-        for token_id in token_ids:
-            reason = request.append(token_id)
-            num_taken += 1
-            if reason is not None:
-                break
-        output.new_token_ids = token_ids[:num_taken]
+        output.new_token_ids, reason = request.extend(token_ids)
         if logprobs is not None:
-            output.logprobs = logprobs[:num_taken]
-        self._stats.generation_tokens += num_taken
+            output.logprobs = logprobs[: len(output.new_token_ids)]
+        self._stats.generation_tokens += len(output.new_token_ids)
         if not request.has_first_token:
             request.has_first_token = True
             output.num_cached_tokens = request.num_cached_tokens

@@ -14,6 +14,7 @@ class Step:
         new_block_ids: per request that got pages after its admission, the pages per KV group.
         admitted: requests that took a row in this step.
         num_decoding: requests that compute one token, their last.
+        prefilling: running requests that have more to compute.
         preempted: whether a running request lost its pages in this step.
     """
 
@@ -22,6 +23,7 @@ class Step:
     new_block_ids: dict[Request, list[list[int]]] = field(default_factory=dict)
     admitted: list[Request] = field(default_factory=list)
     num_decoding: int = 0
+    prefilling: list[Request] = field(default_factory=list)
     preempted: bool = False
 
     def budget_left(self) -> int:

@@ -12,6 +12,7 @@ from types import TracebackType
 
 from octavo import envs
 from octavo.config import EngineConfig
+from octavo.engine.child import EngineChild
 from octavo.engine.client import ProcessClient
 from octavo.engine.input_processor import InputProcessor, Prompt
 from octavo.engine.output_processor import OutputProcessor, RequestState
@@ -43,6 +44,7 @@ class AsyncLLM:
         config: from `engine.resolve.make_config`.
         watchdog_timeout_s: without a step for this long while work is pending, the engine counts as hung.
         log_stats: write a statistics line while busy.
+        child: a process started earlier, to save time.
 
     Attributes:
         config: after `start` with `cache.num_blocks` and the final `max_model_len`.
@@ -50,11 +52,22 @@ class AsyncLLM:
         facts: what the loaded engine is, after `start`.
     """
 
-    def __init__(self, config: EngineConfig, *, watchdog_timeout_s: float = 300.0, log_stats: bool = True) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        watchdog_timeout_s: float = 300.0,
+        log_stats: bool = True,
+        child: EngineChild | None = None,
+    ) -> None:
         self.config = config
-        self.tokenizer = load_tokenizer(config.spec.tokenizer_path)
         self.facts: EngineFacts | None = None
-        self._client = ProcessClient(config)
+        self._client = ProcessClient(config, child)
+        try:
+            self.tokenizer = load_tokenizer(config.spec.tokenizer_path)  # a child loads the model meanwhile
+        except BaseException:
+            self._client.close()
+            raise
         self._watchdog_timeout_s = watchdog_timeout_s
         self._stats = SchedulerStats()
         self._stats_logger = StatsLogger(envs.LOG_STATS_INTERVAL.get()) if log_stats else None

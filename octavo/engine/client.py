@@ -1,13 +1,9 @@
 """Two ways to reach an `EngineCore`: in this thread, or in a process of its own. Neither knows text."""
 
 import asyncio
-import contextlib
 import itertools
-import os
 import shutil
 import subprocess
-import sys
-import tempfile
 import threading
 from collections.abc import Iterable
 
@@ -17,6 +13,7 @@ import zmq.asyncio
 
 from octavo import envs
 from octavo.config import EngineConfig
+from octavo.engine.child import EngineChild, private_folder
 from octavo.engine.core import make_core
 from octavo.engine.protocol import (
     Abort,
@@ -35,9 +32,6 @@ from octavo.engine.protocol import (
 )
 from octavo.errors import EngineDeadError
 from octavo.messages import EngineOutput, EngineOutputs, EngineRequest, Progress, SchedulerStats
-
-CLOSE_TIMEOUT_S = 5.0
-"""How long an engine process may take to leave after its standard input has ended."""
 
 LAST_WORDS_MS = 200
 """How long to look for a dying process's reason after its end was noticed."""
@@ -94,12 +88,13 @@ class ProcessClient:
                                                         <--PUSH-- watcher thread, once the process has ended
     ```
 
-    The folder is private to this user and new for each client, so any number of engines share a host.
+    Args:
+        child: started earlier to save time, and from now on this client's; it begins to load at once.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, child: EngineChild | None = None) -> None:
         self._config = config
-        self._folder = tempfile.mkdtemp(prefix="octavo-")
+        self._folder = private_folder() if child is None else child.folder
         self._context = zmq.asyncio.Context()
         self._outbox: zmq.Socket[bytes] = zmq.Context.shadow(self._context.underlying).socket(zmq.PUSH)
         self._inbox = self._context.socket(zmq.PULL)
@@ -107,10 +102,12 @@ class ProcessClient:
             socket.set_hwm(0)
             socket.setsockopt(zmq.LINGER, 0)
             socket.bind(f"ipc://{self._folder}/{name}")
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: EngineChild | None = None
         self._watcher: threading.Thread | None = None
         self._closed = False
         self._call_ids = itertools.count()
+        if child is not None:
+            self._adopt(child)
 
     async def start(self, progress: Progress | None = None) -> EngineFacts:
         """Start the process and wait until it has loaded the model.
@@ -119,7 +116,8 @@ class ProcessClient:
             ConfigError, ModelError: what the process could not do, in its words.
             EngineError: it ended, or was silent for too long (OCTAVO_READY_TIMEOUT).
         """
-        self._spawn()
+        if self._child is None:
+            self._spawn()
         silence_s = envs.READY_TIMEOUT.get()
         while True:
             try:
@@ -134,7 +132,7 @@ class ProcessClient:
     @property
     def process_id(self) -> int | None:
         """Id of the engine process, once there is one."""
-        return None if self._process is None else self._process.pid
+        return None if self._child is None else self._child.process.pid
 
     def submit(self, requests: Iterable[EngineRequest]) -> None:
         """Start the sequences of one request, all or none; a refusal comes through `receive`."""
@@ -172,13 +170,8 @@ class ProcessClient:
         if self._closed:
             return
         self._closed = True
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()  # the process leaves when this ends
-            try:
-                self._process.wait(CLOSE_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+        if self._child is not None:
+            self._child.close()
         if self._watcher is not None:
             self._watcher.join()
         self._inbox.close()
@@ -193,21 +186,13 @@ class ProcessClient:
             raise EngineDeadError(f"the engine process cannot be reached: {err}") from None
 
     def _spawn(self) -> None:
-        # A new interpreter rather than a fork: no threads, locks or open files of the server come along, and user
-        # scripts need no `if __name__ == "__main__"`. What it prints goes to our stderr, since stdout may be data.
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "octavo.engine.core_process", self._folder],
-            stdin=subprocess.PIPE,
-            stdout=2,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
-        self._watcher = threading.Thread(target=self._watch, args=(self._process,), name="engine-watcher", daemon=True)
+        self._adopt(EngineChild(self._folder))
+
+    def _adopt(self, child: EngineChild) -> None:
+        self._child = child
+        self._watcher = threading.Thread(target=self._watch, args=(child.process,), name="engine-watcher", daemon=True)
         self._watcher.start()
-        assert self._process.stdin is not None
-        payload = msgspec.msgpack.encode(self._config)
-        with contextlib.suppress(BrokenPipeError):  # ended already: the watcher reports it
-            self._process.stdin.write(len(payload).to_bytes(8, "little") + payload)
-            self._process.stdin.flush()
+        child.configure(msgspec.msgpack.encode(self._config))
 
     def _watch(self, process: "subprocess.Popen[bytes]") -> None:
         returncode = process.wait()

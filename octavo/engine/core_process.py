@@ -1,8 +1,8 @@
 """The engine's own process: takes requests from a socket, steps, sends news. Started by `client.ProcessClient` as
 `python -m octavo.engine.core_process FOLDER`; knows nothing of HTTP or text.
 
-The folder holds the two sockets. Standard input brings the configuration and then stays open for as long as the parent
-lives: its end is the sign to go, so no orphan is left whatever kills the parent.
+The folder holds the two sockets. Standard input brings the configuration, perhaps long after the start, and then stays
+open for as long as the parent lives: its end is the sign to go, so no orphan is left whatever kills the parent.
 """
 
 import os
@@ -17,7 +17,7 @@ from typing import BinaryIO
 import msgspec
 import zmq
 
-from octavo.config import EngineConfig
+from octavo.config import DeviceConfig, EngineConfig
 from octavo.engine.core import EngineCore, make_core
 from octavo.engine.protocol import (
     Abort,
@@ -35,6 +35,7 @@ from octavo.engine.protocol import (
     refused,
 )
 from octavo.errors import ClientError, ConfigError, EngineDeadError, ModelError
+from octavo.executor.registry import EXECUTORS
 from octavo.logging import get_logger
 from octavo.messages import EngineOutputs
 from octavo.registry import load_plugins
@@ -135,7 +136,11 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     folder, stdin = sys.argv[1], sys.stdin.buffer
+    EXECUTORS.load(DeviceConfig().distributed_executor_backend)  # seconds, while the parent finds out what to load
     size = int.from_bytes(stdin.read(8), "little")
+    if not size:  # the parent has left before it knew
+        shutil.rmtree(folder, ignore_errors=True)
+        return
     config = msgspec.msgpack.decode(stdin.read(size), type=EngineConfig)
     leave_with_parent(stdin, folder)
     with zmq.Context() as context, context.socket(zmq.PULL) as inbox, context.socket(zmq.PUSH) as outbox:

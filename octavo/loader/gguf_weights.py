@@ -15,12 +15,13 @@ from torch import Tensor
 from octavo.config import ModelSpec
 from octavo.errors import ModelError
 from octavo.files.gguf_header import GGUFTensorInfo, read_gguf_header
+from octavo.kernels.cpu import native
 from octavo.loader.gguf_config import ROPE_FREQS
 from octavo.loader.mapped import MappedFile
 from octavo.loader.weights import StoredWeight
 
 PLAIN_TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-CHUNK_ELEMENTS = 1 << 17
+CHUNK_ELEMENTS = 1 << 18
 """Elements dequantized at once: float32 intermediates stay in the cache, and a large tensor needs no large scratch."""
 
 PERMUTED = ("llama", "granite", "smollm3")
@@ -111,11 +112,16 @@ def dequantize(path: str, file: MappedFile, info: GGUFTensorInfo, dtype: torch.d
         return file.tensor(info.offset, info.num_bytes, PLAIN_TYPES[info.type_name], info.shape).to(dtype)
     decoder = _decoder(path, info)
     decoder.init_grid()
-    blocks = file.read(info.offset, info.num_bytes).view(-1, decoder.type_size).numpy()
+    blocks = file.read(info.offset, info.num_bytes).view(-1, decoder.type_size)
     weight = torch.empty(info.shape, dtype=dtype)
     flat, step = weight.view(-1, decoder.block_size), CHUNK_ELEMENTS // decoder.block_size
-    for start in range(0, len(blocks), step):
-        flat[start : start + step] = torch.from_numpy(decoder.dequantize_blocks(blocks[start : start + step]))
+    scratch = torch.empty((0 if dtype is torch.float32 else min(step, len(flat)), decoder.block_size))
+    for part, some_blocks in zip(flat.split(step), blocks.split(step), strict=True):
+        values = part if dtype is torch.float32 else scratch[: len(part)]
+        if not native.dequantize(info.type_name, values, some_blocks):
+            values = torch.from_numpy(decoder.dequantize_blocks(some_blocks.numpy()))
+        if values is not part:
+            part.copy_(values)
     return weight
 
 

@@ -23,6 +23,7 @@ import uvloop
 from octavo import envs
 from octavo.config import EngineConfig, ServerConfig
 from octavo.engine.async_llm import AsyncLLM
+from octavo.engine.child import EngineChild
 from octavo.engine.input_processor import default_sampling_params
 from octavo.engine.protocol import EngineFacts
 from octavo.errors import EngineDeadError
@@ -68,6 +69,7 @@ def serve(
     *,
     progress: Progress | None = None,
     on_ready: Callable[[Banner], None] | None = None,
+    child: EngineChild | None = None,
 ) -> int:
     """Serve until told to stop. Returns the exit code.
 
@@ -75,6 +77,7 @@ def serve(
         make_config: resolves the model, and may take long (a download); runs in a thread once the port is ours.
         progress: told about loading.
         on_ready: called once, when requests are taken.
+        child: the engine's process, started already; the caller closes it.
 
     Raises:
         ConfigError: the port is taken, or options do not fit.
@@ -84,7 +87,7 @@ def serve(
     if not server.api_key and envs.API_KEY.get():
         server = replace(server, api_key=(envs.API_KEY.get(),))
     with reserve(server.host, server.port) as sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_Server(server, sock, make_config, progress, on_ready).run())
+        return runner.run(_Server(server, sock, make_config, progress, on_ready, child).run())
 
 
 class _Server:
@@ -97,12 +100,14 @@ class _Server:
         make_config: Callable[[], EngineConfig],
         progress: Progress | None,
         on_ready: Callable[[Banner], None] | None,
+        child: EngineChild | None,
     ) -> None:
         self._server = server
         self._sock = sock
         self._make_config = make_config
         self._progress = progress
         self._on_ready = on_ready
+        self._child = child
         self._stop = asyncio.Event()
         self._checked = asyncio.Event()  # the model's files are whole
         self._engine: AsyncLLM | None = None
@@ -168,6 +173,7 @@ class _Server:
             config,
             watchdog_timeout_s=self._server.watchdog_timeout,
             log_stats=not self._server.disable_log_stats,
+            child=self._child,
         )
         return await self._engine.start(self._on_progress)
 

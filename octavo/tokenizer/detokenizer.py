@@ -48,7 +48,6 @@ class Detokenizer:
         self._stops = [_StopString(text) for text in stop]
         self._keeps_stop = include_stop_str_in_output
         self._min_tokens = min_tokens
-        self._sent: list[str] = []
         self._unsent: list[str] = []
 
     def push(self, token_ids: Iterable[int]) -> str | None:
@@ -72,23 +71,20 @@ class Detokenizer:
         if finished and self.stop_reason is None:
             self._unsent.append(self._decoder.finish())
         text = "".join(self._unsent)
-        held = 0 if finished or self._keeps_stop else max((stop.matched for stop in self._stops), default=0)
-        ready, rest = (text[:-held], text[-held:]) if held else (text, "")
-        self._unsent = [rest] if rest else []
-        if ready:
-            self._sent.append(ready)
-        return ready
-
-    @property
-    def text(self) -> str:
-        """All text that `delta` has returned."""
-        self._sent = ["".join(self._sent)]
-        return self._sent[0]
+        self._unsent.clear()
+        if finished or self._keeps_stop or not self._stops:
+            return text
+        num_ready = len(text) - max(stop.matched for stop in self._stops)
+        if num_ready < len(text):
+            self._unsent.append(text[num_ready:])
+        return text[:num_ready]
 
     def _append(self, text: str) -> None:
+        self._unsent.append(text)
+        if not self._stops:
+            return
         counts = self.num_tokens > self._min_tokens
         found = [(end, -len(stop.text), stop) for stop in self._stops if (end := stop.feed(text, counts)) is not None]
-        self._unsent.append(text)
         if not found:
             return
         end, _, stop = min(found, key=lambda match: match[:2])

@@ -148,18 +148,21 @@ class TextDecoder:
     """Bytes to text, piece by piece: a character appears when its last byte is there, never as a broken half."""
 
     def __init__(self, *, strips_first_space: bool = False) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._begun = b""  # a character's first bytes
         self._strips = strips_first_space
 
     def add(self, raw: bytes) -> str:
         """The characters that `raw` completes."""
-        return self._stripped(self._decoder.decode(raw))
+        return self._decode(raw, final=False)
 
     def finish(self) -> str:
         """What the end of the text completes: U+FFFD once if the last character is cut, else nothing."""
-        return self._stripped(self._decoder.decode(b"", final=True))
+        return self._decode(b"", final=True)
 
-    def _stripped(self, text: str) -> str:
+    def _decode(self, raw: bytes, final: bool) -> str:
+        data = self._begun + raw
+        text, num_used = codecs.utf_8_decode(data, "replace", final)
+        self._begun = data[num_used:]
         if self._strips and text:
             self._strips = False
             return text.removeprefix(" ")

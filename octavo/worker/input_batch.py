@@ -1,5 +1,7 @@
 """Gather a step's rows into the buffers that a forward pass reads. Knows rows and pages; no requests, no sampling."""
 
+import math
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -14,17 +16,17 @@ class HostBuffer:
     """Preallocated host memory that is filled through numpy and read by the device."""
 
     def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._host = torch.zeros(size, dtype=dtype)
-        self._device = device
-        self._array: NDArray[np.integer] = self._host.numpy()
+        self._array: NDArray[np.integer] = torch.zeros(size, dtype=dtype).numpy()
+        self._device = None if device.type == "cpu" else device
 
     def view(self, *shape: int) -> NDArray[np.integer]:
         """The beginning of the buffer, as an array of this shape."""
-        return self._array[: int(np.prod(shape))].reshape(shape)
+        return self._array[: math.prod(shape)].reshape(shape)
 
     def on_device(self, *shape: int) -> Tensor:
         """The same as a tensor on the device: on a CPU the same memory, else a copy."""
-        return self._host[: int(np.prod(shape))].view(shape).to(self._device, non_blocking=True)
+        host = torch.from_numpy(self.view(*shape))
+        return host if self._device is None else host.to(self._device, non_blocking=True)
 
 
 class InputBatch:

@@ -90,14 +90,11 @@ class ModelRunner:
         return output
 
     def _update_rows(self, plan: SchedulerOutput) -> None:
+        self.rows.update(plan)
         for row in plan.freed_rows:
-            self.rows.free(row)
             self.sampler.free(row)
         for new in plan.new_rows:
-            self.rows.add(new)
             self.sampler.add(new)
-        for row, block_ids in zip(plan.rows, plan.new_block_ids, strict=True):
-            self.rows.append_blocks(row, block_ids)
 
     def _sample(self, rows: NDArray[np.int64], tokens: NDArray[np.int64], output: ModelRunnerOutput) -> None:
         """Sample `rows`, whose last tokens are at `tokens` of the batch."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.messages import NewRow
+from octavo.messages import NewRow, SchedulerOutput
 
 NO_BLOCK = -1
 """In a block table: no page here, because a sliding window has let it go."""
@@ -30,6 +30,15 @@ class Rows:
         self.num_prompt_tokens = np.zeros(max_rows, np.int64)
         self.block_tables = [np.full((max_rows, max_blocks), NO_BLOCK, np.int32) for _ in range(num_groups)]
         self.num_blocks = [np.zeros(max_rows, np.int64) for _ in range(num_groups)]
+
+    def update(self, plan: SchedulerOutput) -> None:
+        """Seats and pages as `plan` says, before its step runs."""
+        for row in plan.freed_rows:
+            self.free(row)
+        for new in plan.new_rows:
+            self.add(new)
+        for row, block_ids in plan.new_block_ids.items():
+            self.append_blocks(row, block_ids)
 
     def add(self, new: NewRow) -> None:
         """Seat a sequence; whatever the row held is forgotten."""

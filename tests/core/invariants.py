@@ -41,6 +41,9 @@ def check_scheduler(scheduler: Scheduler) -> None:
     for queue in (scheduler.running, scheduler.waiting):
         ranks = [request.rank for request in queue]
         assert ranks == sorted(set(ranks))
+    num_slots = sum(len(ids) for request in holders for ids in request.block_table.groups) * kv.block_size
+    num_filled = len(kv.pools) * sum(request.num_computed_tokens for request in holders)
+    assert kv.num_empty_slots() == num_slots - num_filled
     stats = scheduler.stats()
     assert (stats.num_running, stats.num_waiting) == (len(scheduler.running), len(scheduler.waiting))
     assert 0.0 <= stats.kv_waste < 1.0 and 0.0 <= stats.kv_usage <= 1.0 and 0.0 <= stats.kv_peak_waste < 1.0

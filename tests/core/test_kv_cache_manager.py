@@ -73,7 +73,7 @@ def test_generated_tokens_are_cached_too():
     request = new(TOKENS[:6])
     admit(kv, request)
     for token_id in TOKENS[6:9]:
-        request.append(token_id)
+        request.extend([token_id])
         compute(kv, request, 1)
     assert kv.get_computed_blocks(new(TOKENS[:20])).num_tokens == 8
 

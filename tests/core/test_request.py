@@ -25,6 +25,6 @@ def test_hashes_grow_with_the_tokens_and_are_computed_once():
     request = Request(make_request("r", 9), rank=(0, 0), max_total_tokens=20)
     first = list(request.hash_blocks(2, 4))
     for token_id in range(4):
-        request.append(token_id)
+        request.extend([token_id])
     assert request.hash_blocks(3, 4)[:2] == first
     assert len(request.hash_blocks(1, 4)) == 3

@@ -196,7 +196,8 @@ class PagedWorker:
             for group, ids in enumerate(new.block_ids):
                 for block_id in ids[new.num_computed_tokens // self.block_size :]:
                     assert block_id in fresh[group], "a page to write to is zeroed or a copy"
-        for row_id, block_ids in zip(plan.rows, plan.new_block_ids, strict=True):
+        assert plan.new_block_ids.keys() <= set(plan.rows) - {new.row for new in plan.new_rows}
+        for row_id, block_ids in plan.new_block_ids.items():
             for group, ids in enumerate(block_ids):
                 assert fresh[group].issuperset(ids)
                 self.rows[row_id].tables[group].extend(ids)

@@ -82,7 +82,6 @@ def test_greedy_tokens_equal_those_of_transformers(folder: Path, chunk: int) -> 
             rows=rows,
             num_tokens=counts,
             num_computed_tokens=[computed[r] for r in rows],
-            new_block_ids=[[[]]] * len(rows),
             samples=samples,
         )
         executor.execute(plan)

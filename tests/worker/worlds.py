@@ -229,11 +229,12 @@ class World:
             fresh = self._allocate(sequence, sequence.computed + count, plan)
             if not sequence.seated:
                 plan.new_rows.append(self._new_row(sequence))
-                sequence.seated, fresh = True, [[], []]
+                sequence.seated = True
+            elif any(fresh):
+                plan.new_block_ids[sequence.row] = fresh
             plan.rows.append(sequence.row)
             plan.num_tokens.append(count)
             plan.num_computed_tokens.append(sequence.computed)
-            plan.new_block_ids.append(fresh)
             reaches_end = sequence.computed + count == len(sequence.token_ids)
             plan.samples.append(reaches_end and sequence.params.max_tokens != 0)
         self.runner.execute(plan)

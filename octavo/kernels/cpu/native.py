@@ -73,3 +73,12 @@ def set_num_threads(threads: int) -> bool:
         return False
     module.set_num_threads(threads)
     return True
+
+
+def dequantize(type_name: str, out: torch.Tensor, blocks: torch.Tensor) -> bool:
+    """Expand blocks [B, bytes] of a GGUF type into `out` [B, elements], contiguous float32.
+
+    Returns False, and does nothing, if there are no native kernels or they do not know the type.
+    """
+    module = load()
+    return module is not None and module.dequantize(type_name, out.data_ptr(), blocks.data_ptr(), len(blocks))
