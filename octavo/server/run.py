@@ -151,7 +151,6 @@ class _Server:
         self, lifecycle: Lifecycle, facts: EngineFacts, answering: "asyncio.Task[None]"
     ) -> None:
         engine = self._loaded_engine()
-        gc.collect()
         gc.freeze()  # what start-up made stays for good; collections need not look at it again
         if self._on_ready is not None:
             self._on_ready(_banner(self._sock, engine.config, facts))
@@ -175,6 +174,7 @@ class _Server:
             log_stats=not self._server.disable_log_stats,
             child=self._child,
         )
+        gc.collect()  # here, where all wait for the engine
         return await self._engine.start(self._on_progress)
 
     def _on_progress(self, stage: str, done: int, total: int) -> None:

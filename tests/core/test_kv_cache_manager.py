@@ -235,7 +235,7 @@ def test_a_fork_right_after_its_parent_went_on_by_a_token_still_finds_its_window
         kv = make_manager(sliding(window))
         parent, child = new(TOKENS[:length]), new(TOKENS[:length])
         admit(kv, parent)
-        parent.append(1)
+        parent.extend([1])
         compute(kv, parent, 1)
         child.num_common_tokens = length
         assert kv.fork(parent, child).num_tokens == length - 1
