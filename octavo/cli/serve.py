@@ -1,6 +1,7 @@
 """`octavo serve`: the OpenAI API over one model."""
 
 import argparse
+import signal
 import sys
 from contextlib import closing
 from typing import TYPE_CHECKING
@@ -33,6 +34,7 @@ def run(args: argparse.Namespace) -> int:
     options = chosen_options(args, SERVE_SECTIONS, args.foreign)
     server_names = {f.name for f in option_fields(ServerConfig)}
     server = make_section(ServerConfig, {name: options.pop(name) for name in server_names & options.keys()})
+    signal.signal(signal.SIGTERM, _leave)  # until the server takes signals over
     with closing(EngineChild()) as child, progress_bars() as progress:
 
         def resolve() -> EngineConfig:
@@ -41,6 +43,10 @@ def run(args: argparse.Namespace) -> int:
 
         code: int = load_object(SERVE)(server, resolve, progress=progress, on_ready=_print_banner, child=child)
         return code
+
+
+def _leave(number: int, _: object) -> None:
+    sys.exit(128 + number)
 
 
 def _print_banner(banner: "Banner") -> None:
