@@ -67,6 +67,24 @@ def test_api_01_a_bad_chat_request_gets_an_envelope_and_no_stream(
     assert time.monotonic() - start < 2
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("change", "status", "param"),
+    [
+        ({"model": "other"}, 404, "model"),
+        *(({"n": n}, 400, "n") for n in (0, -1, "two")),
+        ({"prompt": {"role": "user"}}, 400, "prompt"),
+        ({"response_format": {"type": "json_schema"}}, 400, "response_format"),
+        ({"response_format": {"type": "poem"}}, 400, "response_format"),
+        ({"logprobs": 10**6}, 400, "logprobs"),
+    ],
+)
+def test_api_01_a_bad_completion_request_gets_an_envelope_and_no_stream(
+    script: World, change: dict[str, Any], status: int, param: str, stream: bool
+) -> None:
+    assert_refused(script.post("/v1/completions", **{"prompt": "hi", "stream": stream, **change}), status, param)
+
+
 def test_api_01_a_missing_field_is_named(script: World) -> None:
     assert_refused(script.post("/v1/chat/completions"), param="messages")
     assert_refused(script.post("/v1/completions"), param="prompt")

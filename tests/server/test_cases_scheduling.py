@@ -49,11 +49,13 @@ def test_sch_02_prompts_around_the_token_budget_of_a_step_are_served_alike(
 ) -> None:
     prompt = [3 + 7 * i % 250 for i in range(length)]
     body = {"max_tokens": 4, "logprobs": 3, **FOREVER}
+    start = time.monotonic()
     wide, chunked = (world.complete(prompt, **body)["choices"][0] for world in (varied, narrow))
     assert chunked["text"] == wide["text"]
     first, expected = (choice["logprobs"]["top_logprobs"][0] for choice in (chunked, wide))
     assert first == pytest.approx(expected, abs=1e-3)
     assert joined(narrow.stream_complete(prompt, **body)) == wide["text"]
+    assert time.monotonic() - start < 10  # nothing hangs
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +110,7 @@ def test_sch_04_small_prompts_and_limits_that_are_fine(script: World) -> None:
     assert none["usage"]["completion_tokens"] == 0 and none["choices"][0]["text"] == ""
     assert none["choices"][0]["finish_reason"] == "length"
     assert script.complete("hi", max_tokens="5")["usage"]["completion_tokens"] == 5
+    assert [script.chat(max_tokens=limit)["usage"]["completion_tokens"] for limit in (0, 1, "5")] == [0, 1, 5]
 
 
 def test_sch_04_a_good_request_beside_bad_ones_is_answered(script: World) -> None:

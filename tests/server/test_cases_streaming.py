@@ -83,6 +83,22 @@ def test_str_04_usage_roles_and_finish_reasons_come_once(
             assert roles == ["assistant"] + [None] * (len(own) - 1)
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "hi"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+    ],
+)
+def test_str_04_the_answer_ends_with_one_done_and_closes_a_connection_that_is_to_close(
+    script: World, path: str, body: dict[str, Any]
+) -> None:
+    with script.http.stream("POST", path, json={**body, "stream": True}, headers={"Connection": "close"}) as response:
+        text = response.read().decode()
+        assert response.headers["connection"] == "close"
+    assert text.endswith("data: [DONE]\n\n") and text.count("[DONE]") == 1
+
+
 def test_continuous_usage_counts_up_to_the_final_usage(script: World) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     chunks = script.stream_complete("hi", max_tokens=20, stream_options=options)

@@ -122,6 +122,8 @@ def test_tpl_04_smollm2_starts_with_one_bos_in_chat_and_none_in_raw_text(smollm2
     assert ids[0] == 1 and ids[1] != 1 and chat["usage"]["prompt_tokens"] == len(ids)
     theirs = AutoTokenizer.from_pretrained(pull(SMOLLM2).parent, gguf_file=pull(SMOLLM2).name)
     assert ids == theirs.apply_chat_template(user("hi"), add_generation_prompt=True, return_dict=False)
+    with LLM(SMOLLM2, max_model_len=512) as llm:
+        assert llm.chat(user("hi"), use_tqdm=False)[0].prompt_token_ids == ids
     raw = smollm2.complete("hi", return_token_ids=True, max_tokens=1)["choices"][0]["prompt_token_ids"]
     assert raw == load_tokenizer(str(pull(SMOLLM2))).encode("hi") and 1 not in raw
 
@@ -138,7 +140,10 @@ def test_tpl_04_gemma_starts_with_one_bos_everywhere(tmp_path: Path) -> None:
         ours = llm.chat(user("hi"), use_tqdm=False)[0].prompt_token_ids
     for ids in (chat["prompt_token_ids"], raw["choices"][0]["prompt_token_ids"], ours):
         assert ids[0] == 2 and ids.count(2) == 1
-    assert chat["prompt_token_ids"] == ours
+    file = pull(GEMMA)
+    theirs = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    expected = theirs.apply_chat_template(user("hi"), chat_template=template.read_text(), return_dict=False)
+    assert chat["prompt_token_ids"] == ours == expected
     assert chat["usage"]["prompt_tokens"] == len(ours)
 
 
