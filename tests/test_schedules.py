@@ -17,7 +17,7 @@ from octavo.ops.dispatch import IMPLS, OPS
 from octavo.platforms.cpu import CpuPlatform
 from octavo.worker.sampling_state import SamplingState
 from tests.schedules import faults
-from tests.schedules.schedule import CROWD, Ask, Schedule
+from tests.schedules.schedule import COMPANY, CROWD, Ask, Schedule
 from tests.schedules.world import CELLS, Mismatch, World, checkpoint
 
 module = native.load()
@@ -60,6 +60,10 @@ def test_a_request_has_the_same_bits_under_any_schedule(make_world, shape, dtype
 @pytest.mark.parametrize(("shape", "dtype"), [("wide-80", "float32"), ("wide-256", "bfloat16")])
 def test_long_sums_and_ragged_widths_have_the_same_bits_in_a_step_of_many_tokens(make_world, shape, dtype):
     make_world(shape, dtype).check(CROWD)
+
+
+def test_requests_that_share_pages_have_the_same_bits_as_alone(make_world):
+    make_world("llama", "bfloat16").check(COMPANY)
 
 
 def test_a_product_whose_sum_depends_on_the_number_of_rows_is_found(make_world, monkeypatch):

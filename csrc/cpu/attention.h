@@ -6,45 +6,81 @@
 // tokens, whose weight is 0, change nothing.
 #pragma once
 
+#include <type_traits>
+
 #include "vec.h"
 
 namespace octavo::OCTAVO_TIER {
 
 constexpr int kPanel = kTileVecs * W;  // tokens scored together
-constexpr int kAhead = 64;                // most tokens between a prefetch and its use
+constexpr int kAhead = 128;            // most tokens between a prefetch and its use
 static_assert(kPanel <= kMaxPanel && kSplit % kPanel == 0);
 
 inline const float kInfinity = __builtin_inff();
+alignas(64) inline const float kCount[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-// dst[d][j] = rows[j][d] for W rows; rows of dst are kPanel apart.
+// A row in memory is read in words of 32 bits: one dimension of a float row, two of the others.
 template <typename T>
-inline void transpose_rows(float* dst, const void* const* rows, int64_t head_dim) {
-  for_vectors(head_dim, [&](int64_t d, auto lanes) {
-    F x[W];
-    for (int j = 0; j < W; ++j) x[j] = load(static_cast<const T*>(rows[j]) + d, lanes);
-    transpose(x);
-    for (int i = 0; i < W; ++i) store(dst + (d + i) * kPanel, x[i]);
-  });
+constexpr int kWordDims = 4 / sizeof(T);
+
+template <typename T>
+inline F even_dim(F words) {
+  if constexpr (std::is_same_v<T, bf16>) return even_bf16(words);
+  if constexpr (std::is_same_v<T, f16>) return even_f16(words);
+  return words;
 }
-// Two bf16 are moved as one lane, which halves the shuffles.
-template <>
-inline void transpose_rows<bf16>(float* dst, const void* const* rows, int64_t head_dim) {
-  for (int64_t d = 0; d < head_dim; d += 2 * W) {
-    F x[W];
-    int64_t left = head_dim - d;
-    for (int j = 0; j < W; ++j) {
-      const bf16* p = static_cast<const bf16*>(rows[j]) + d;
-      x[j] = left >= 2 * W ? load_pairs(p) : load_pairs(p, static_cast<int>(left / 2));
+template <typename T>
+inline F odd_dim(F words) {
+  return std::is_same_v<T, bf16> ? odd_bf16(words) : odd_f16(words);
+}
+
+inline void prefetch_at(const void* row, int64_t offset) { prefetch_line(static_cast<const char*>(row) + offset); }
+
+// visit(d, vectors) for each dimension d of V * W rows: its values of all the rows. Up to 14 bytes behind a row may be
+// read, and are not used. Meanwhile the rows of `ahead` come near: a few lines at a time, as more would block the loads.
+template <int V, typename T, typename Visit>
+inline void for_dims(const void* const* rows, const void* const* ahead, int64_t head_dim, Visit visit) {
+  auto words = [&](int64_t d, int count) __attribute__((always_inline)) {
+    int64_t offset = d * static_cast<int64_t>(sizeof(T));
+    for (int i = static_cast<int>(offset / 16 % 4); i < V * W; i += 4) prefetch_at(ahead[i], offset);
+    F x[V][4];
+    for (int v = 0; v < V; ++v) load_columns(x[v], rows + v * W, offset);
+    for (int c = 0; c < count; ++c) {
+      F dims[V];
+      for (int v = 0; v < V; ++v) dims[v] = even_dim<T>(x[v][c]);
+      visit(d + c * kWordDims<T>, dims);
+      if constexpr (kWordDims<T> == 2) {
+        for (int v = 0; v < V; ++v) dims[v] = odd_dim<T>(x[v][c]);
+        visit(d + c * 2 + 1, dims);
+      }
     }
-    transpose(x);
-    for (int i = 0; i < W && 2 * i < left; ++i) {
-      store(dst + (d + 2 * i) * kPanel, even_bf16(x[i]));
-      store(dst + (d + 2 * i + 1) * kPanel, odd_bf16(x[i]));
+  };
+  constexpr int kStep = 4 * kWordDims<T>;
+  int64_t d = 0;
+  for (; d + kStep <= head_dim; d += kStep) words(d, 4);
+  if (d < head_dim) words(d, static_cast<int>((head_dim - d) / kWordDims<T>));
+}
+
+// scores[r][j] = q[r] . k[j] for R queries and the tokens of V vectors, as their keys lie.
+template <int R, int V, typename T>
+inline void score_rows(float* scores, const float* q, int64_t q_stride, const void* const* keys,
+                       const void* const* ahead, int64_t head_dim) {
+  F acc[R][V];
+  for (auto& row : acc) {
+    for (F& x : row) x = set(0);
+  }
+  for_dims<V, T>(keys, ahead, head_dim, [&](int64_t d, const F(&k)[V]) __attribute__((always_inline)) {
+    for (int r = 0; r < R; ++r) {
+      F x = set(q[r * q_stride + d]);
+      for (int v = 0; v < V; ++v) acc[r][v] = fma(x, k[v], acc[r][v]);
     }
+  });
+  for (int r = 0; r < R; ++r) {
+    for (int v = 0; v < V; ++v) store(scores + r * kSplit + v * W, acc[r][v]);
   }
 }
 
-// scores[r][j] = q[r] . k[j] for R queries and the panel's tokens.
+// The same for the panel's tokens, from k_panel[d][token].
 template <int R>
 inline void score_panel(float* scores, const float* q, int64_t q_stride, const float* k_panel, int64_t head_dim) {
   F acc[R][kTileVecs];
@@ -64,59 +100,103 @@ inline void score_panel(float* scores, const float* q, int64_t q_stride, const f
   }
 }
 
-// out[r] += sum over t of weights[r][t] * values[t], for R queries and V vectors of dimensions.
-template <int R, int V, typename T, typename Lanes>
-inline void add_values(float* out, int64_t stride, const float* weights, const void* const* values, int64_t d,
-                       int64_t tokens, Lanes lanes) {
-  F acc[R][V];
+// Value sums of bf16 pages hold each 2 W dimensions as W even and then W odd ones, as a vector of pairs comes apart;
+// `finish` brings them back into order. A unit is what one load gives: so many vectors of sums.
+template <typename T>
+constexpr int kUnit = std::is_same_v<T, bf16> ? 2 : 1;
+
+template <typename T, typename Lanes>
+inline void load_unit(F (&x)[kUnit<T>], const T* p, Lanes lanes) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    F pairs;
+    if constexpr (std::is_same_v<Lanes, Full>) {
+      pairs = load_pairs(p);
+    } else {
+      pairs = load_pairs(p, lanes.n / 2);
+    }
+    x[0] = even_bf16(pairs);
+    x[1] = odd_bf16(pairs);
+  } else {
+    x[0] = load(p, lanes);
+  }
+}
+
+// out[r] += sum over t of weights[r][t] * values[t], for R queries and U units of dimensions. The same dimensions of
+// the rows `ahead` come near.
+template <int R, int U, typename T, typename Lanes>
+inline void add_values(float* out, int64_t stride, const float* weights, const void* const* values,
+                       const void* const* ahead, int64_t d, int64_t tokens, Lanes lanes) {
+  constexpr int kVecs = kUnit<T>;
+  constexpr int64_t kBytes = U * kVecs * W * sizeof(T);
+  int64_t offset = d * static_cast<int64_t>(sizeof(T)), fetch_end = offset % 64 ? offset : offset + kBytes;
+  F acc[R][U * kVecs];
   for (int r = 0; r < R; ++r) {
-    for (int v = 0; v < V; ++v) acc[r][v] = load(out + r * stride + d + v * W);
+    for (int v = 0; v < U * kVecs; ++v) acc[r][v] = load(out + r * stride + d + v * W);
   }
   for (int64_t t = 0; t < tokens; ++t) {
     const T* row = static_cast<const T*>(values[t]) + d;
-    F x[V];
-    for (int v = 0; v < V; ++v) x[v] = load(row + v * W, lanes);
-    for (int r = 0; r < R; ++r) {
-      F w = set(weights[r * kSplit + t]);
-      for (int v = 0; v < V; ++v) acc[r][v] = fma(w, x[v], acc[r][v]);
+    for (int64_t line = offset; line < fetch_end; line += 64) prefetch_at(ahead[t], line);
+    for (int u = 0; u < U; ++u) {
+      F x[kVecs];
+      load_unit(x, row + u * kVecs * W, lanes);
+      for (int r = 0; r < R; ++r) {
+        F w = set(weights[r * kSplit + t]);
+        for (int v = 0; v < kVecs; ++v) acc[r][u * kVecs + v] = fma(w, x[v], acc[r][u * kVecs + v]);
+      }
     }
   }
   for (int r = 0; r < R; ++r) {
-    for (int v = 0; v < V; ++v) store(out + r * stride + d + v * W, acc[r][v]);
+    for (int v = 0; v < U * kVecs; ++v) store(out + r * stride + d + v * W, acc[r][v]);
   }
+}
+
+// Rows of a tile that are computed together: as even parts of it as there can be.
+inline int64_t even_rows(int64_t rows) {
+  int64_t parts = (rows + kTileRows - 1) / kTileRows;
+  return (rows + parts - 1) / parts;
 }
 
 template <typename T>
 inline void add_values_of_tile(float* out, int64_t stride, const float* weights, const void* const* values,
-                               int64_t rows, int64_t tokens, int64_t head_dim) {
-  for (int64_t m = 0; m < rows; m += kTileRows) {
-    with_rows(rows - m, [&]<int R>() {
+                               const void* const* ahead, int64_t rows, int64_t tokens, int64_t value_dim) {
+  for (int64_t m = 0, step = even_rows(rows); m < rows; m += step) {
+    with_rows(rows - m < step ? rows - m : step, [&]<int R>() {
+      constexpr int kUnits = (R * 2 <= kTileRows && kTileVecs < 4 ? 4 : kTileVecs) / kUnit<T>, kDims = kUnit<T> * W;
       float* o = out + m * stride;
       const float* w = weights + m * kSplit;
+      const void* const* near = m == 0 ? ahead : values;  // which are here already
       int64_t d = 0;
-      for (; d + kTileVecs * W <= head_dim; d += kTileVecs * W) {
-        add_values<R, kTileVecs, T>(o, stride, w, values, d, tokens, Full{});
+      for (; d + kUnits * kDims <= value_dim; d += kUnits * kDims) {
+        add_values<R, kUnits, T>(o, stride, w, values, near, d, tokens, Full{});
       }
-      for (; d + W <= head_dim; d += W) add_values<R, 1, T>(o, stride, w, values, d, tokens, Full{});
-      if (d < head_dim) {
-        add_values<R, 1, T>(o, stride, w, values, d, tokens, Part{static_cast<int>(head_dim - d)});
+      for (; d + kDims <= value_dim; d += kDims) add_values<R, 1, T>(o, stride, w, values, near, d, tokens, Full{});
+      if (d < value_dim) {
+        add_values<R, 1, T>(o, stride, w, values, near, d, tokens, Part{static_cast<int>(value_dim - d)});
       }
     });
   }
 }
 
+// What makes a score of q . k.
+struct Scoring {
+  float scale, softcap, slope;  // softcap, slope: 0 for none
+  float offset;                 // of the split's first token from the query's position
+};
+
 // Scores of one query become weights relative to their maximum; tokens outside low .. high get weight 0. The vectors
 // that hold begin .. end are written.
-inline void softmax_row(float* scores, int low, int high, int begin, int end, float scale, float softcap, float& max_out,
+inline void softmax_row(float* scores, int low, int high, int begin, int end, const Scoring& s, float& max_out,
                         float& sum_out) {
   begin = begin / W * W;
+  if (low >= high) low = high = begin;  // it sees nothing here
   int first_vec = low / W * W;
   for (int t = begin; t < first_vec; t += W) store(scores + t, set(0));
   F top = set(-kInfinity);
   int t = first_vec;
   for (; t < high; t += W) {
-    F x = load(scores + t) * set(scale);
-    if (softcap != 0) x = set(softcap) * tanh(x / set(softcap));
+    F x = load(scores + t) * set(s.scale);
+    if (s.softcap != 0) x = set(s.softcap) * tanh(x / set(s.softcap));
+    if (s.slope != 0) x = fma(set(s.slope), set(s.offset + static_cast<float>(t)) + load(kCount), x);
     if (t < low || t + W > high) {
       x = keep(x, low > t ? low - t : 0, high - t < W ? high - t : W, set(-kInfinity));
     }
@@ -134,18 +214,18 @@ inline void softmax_row(float* scores, int low, int high, int begin, int end, fl
   sum_out = sum(total);
 }
 
-inline void merge(Partial& total, const Partial& part, int64_t rows, int64_t head_dim) {
+inline void merge(Partial& total, const Partial& part, int64_t rows) {
   for (int64_t m = 0; m < rows; ++m) {
     if (part.max[m] == -kInfinity) continue;  // this query sees nothing of the part
     float top = total.max[m] > part.max[m] ? total.max[m] : part.max[m];
-    float keep_total = exp(total.max[m] - top), keep_part = exp(part.max[m] - top);
-    total.sum[m] = total.sum[m] * keep_total + part.sum[m] * keep_part;
+    F keep_total = set(exp(total.max[m] - top)), keep_part = set(exp(part.max[m] - top));
+    total.sum[m] = total.sum[m] * keep_total[0] + part.sum[m] * keep_part[0];
     total.max[m] = top;
     float* out = total.out + m * total.stride;
     const float* more = part.out + m * part.stride;
-    for_vectors(head_dim, [&](int64_t d, auto lanes) {
-      store(out + d, load(out + d, lanes) * set(keep_total) + load(more + d, lanes) * set(keep_part), lanes);
-    });
+    for (int64_t d = 0; d < total.stride; d += W) {
+      store(out + d, load(out + d) * keep_total + load(more + d) * keep_part);
+    }
   }
 }
 
@@ -163,6 +243,8 @@ struct TileAttention {
   const Tile& tile;
   AttentionScratch& s;
   int64_t rows = tile.tokens * tile.heads;
+  // Few queries read the pages as they lie; many share keys and values that were brought into shape once.
+  bool as_they_lie = rows <= kTileRows;
 
   // First token that the query at `position` sees.
   int64_t window_start(int64_t position) const {
@@ -172,122 +254,142 @@ struct TileAttention {
   // visit(first row in the pages, its position, count) for the runs of positions begin .. end that lie in one page.
   template <typename Visit>
   void for_pages(const Tile& t, int64_t begin, int64_t end, Visit visit) const {
-    const int32_t* table = a.block_table + t.row * a.table_stride;
-    for (int64_t position = begin; position < end;) {
-      int64_t offset = position % a.block_size;
-      int64_t count = end - position < a.block_size - offset ? end - position : a.block_size - offset;
-      int64_t head = table[position / a.block_size] * a.kv_heads + t.kv_head;
-      visit(static_cast<const T*>(a.pages) + (head * a.block_size + offset) * a.head_dim, position, count);
+    const int32_t* block = a.block_table + t.row * a.table_stride + begin / a.block_size;
+    for (int64_t position = begin, offset = begin % a.block_size; position < end; ++block, offset = 0) {
+      int64_t left = a.block_size - offset, count = end - position < left ? end - position : left;
+      int64_t first = (*block * a.kv_heads + t.kv_head) * a.block_size + offset;
+      visit(static_cast<const T*>(a.pages) + first * a.head_dim, position, count);
       position += count;
     }
   }
 
   // s.keys[i], s.values[i] for tokens begin .. end of the split at `origin`; keys are zero around, to whole panels.
-  void find_rows(int64_t origin, int begin, int end) {
-    int64_t values = a.num_blocks * a.kv_heads * a.block_size * a.head_dim;
+  // s.ahead: what is read some rows later than the keys and then the values; `next` from position `next_begin` follows.
+  void find_rows(int64_t origin, int begin, int end, const Tile* next, int64_t next_begin) {
     for (int i = begin / kPanel * kPanel; i < begin; ++i) s.keys[i] = s.zero_row;
     for_pages(tile, origin + begin, origin + end, [&](const T* row, int64_t position, int64_t count) {
       for (int64_t i = position - origin; count > 0; ++i, --count, row += a.head_dim) {
         s.keys[i] = row;
-        s.values[i] = row + values;
+        s.values[i] = row + a.value_offset;
       }
     });
     for (int i = end; i % kPanel; ++i) s.keys[i] = s.zero_row;
-  }
 
-  int64_t row_bytes() const { return a.head_dim * static_cast<int64_t>(sizeof(T)); }
-
-  void prefetch_keys(const Tile& t, int64_t begin, int64_t end) const {
-    if (end > t.position + t.tokens) end = t.position + t.tokens;
-    for_pages(t, begin, end, [&](const T* row, int64_t, int64_t count) { prefetch(row, count * row_bytes()); });
+    int size = end - begin, distance = size < kAhead ? size : kAhead;
+    const void** to = s.ahead;
+    for (int i = begin + distance; i < end; ++i) *to++ = s.keys[i];
+    for (int i = begin; i < end; ++i) *to++ = s.values[i];
+    const void** stop = to + distance;
+    if (next) {
+      int64_t next_end = next->position + next->tokens;
+      if (next_end > next_begin + distance) next_end = next_begin + distance;
+      for_pages(*next, next_begin, next_end, [&](const T* row, int64_t, int64_t count) {
+        for (; count > 0; --count, row += a.head_dim) *to++ = row;
+      });
+    }
+    while (to < stop + kMaxPanel) *to++ = s.zero_row;  // the last panel may be wider than what is left
   }
 
   void score(int begin, int end) {
-    int ahead = end - begin < kAhead ? end - begin : kAhead;
-    for (int panel = begin / kPanel * kPanel; panel < end; panel += kPanel) {
-      for (int t = panel; t < panel + kPanel; t += W) {
-        for (int i = t + ahead; i < t + ahead + W; ++i) {  // after the keys come the values
-          if (i < end) {
-            prefetch(s.keys[i], row_bytes());
-          } else if (i - end + begin < end) {
-            prefetch(s.values[i - end + begin], row_bytes());
+    for (int t = begin / kPanel * kPanel; t < end; t += kPanel) {
+      const void** ahead = s.ahead + (t > begin ? t - begin : 0);
+      if (as_they_lie) {
+        with_rows(rows, [&]<int R>() {
+          constexpr int V = R * 2 <= kTileRows ? 2 : 1;  // what leaves room for the words of the keys
+          for (int v = 0; v < kTileVecs * W; v += V * W) {
+            score_rows<R, V, T>(s.scores + t + v, s.q, s.q_stride, s.keys + t + v, ahead + v, a.head_dim);
           }
-        }
-        transpose_rows<T>(s.k_panel + t - panel, s.keys + t, a.head_dim);
+        });
+        continue;
       }
-      for (int64_t m = 0; m < rows; m += kTileRows) {
-        with_rows(rows - m, [&]<int R>() {
-          score_panel<R>(s.scores + m * kSplit + panel, s.q + m * s.part.stride, s.part.stride, s.k_panel, a.head_dim);
+      for (int v = 0; v < kTileVecs * W; v += W) {
+        for_dims<1, T>(s.keys + t + v, ahead + v, a.head_dim,
+                       [&](int64_t d, const F(&k)[1]) { store(s.k_panel + d * kPanel + v, k[0]); });
+      }
+      for (int64_t m = 0, step = even_rows(rows); m < rows; m += step) {
+        with_rows(rows - m < step ? rows - m : step, [&]<int R>() {
+          score_panel<R>(s.scores + m * kSplit + t, s.q + m * s.q_stride, s.q_stride, s.k_panel, a.head_dim);
         });
       }
     }
   }
 
-  // Few queries read the pages themselves, in short runs between prefetches; many share rows that were converted to
-  // float once. After the values come the keys of `next` from position `next_begin`.
-  void sum_values(int begin, int end, const Tile* next, int64_t next_begin) {
-    bool as_they_lie = sizeof(T) == 4 || rows <= kTileRows;
-    int run = as_they_lie ? 16 : kMaxPanel, ahead = end - begin < kAhead ? end - begin : kAhead;
-    for (int t = begin; t < end; t += run) {
-      int count = end - t < run ? end - t : run;
-      for (int i = t + ahead; i < t + ahead + count && i < end; ++i) prefetch(s.values[i], row_bytes());
-      int64_t past = t + ahead - end;
-      if (next && past + count > 0) prefetch_keys(*next, next_begin + (past > 0 ? past : 0), next_begin + past + count);
-      if (as_they_lie) {
-        add_values_of_tile<T>(s.part.out, s.part.stride, s.scores + t, s.values + t, rows, count, a.head_dim);
+  // One value row as floats, in the order of the sums.
+  void convert(float* row, const T* from) const {
+    auto unit = [&](int64_t d, auto lanes) {
+      F x[kUnit<T>];
+      load_unit(x, from + d, lanes);
+      for (int v = 0; v < kUnit<T>; ++v) store(row + d + v * W, x[v]);
+    };
+    int64_t d = 0;
+    for (; d + kUnit<T> * W <= a.value_dim; d += kUnit<T> * W) unit(d, Full{});
+    if (d < a.value_dim) unit(d, Part{static_cast<int>(a.value_dim - d)});
+  }
+
+  void sum_values(Partial& sums, int begin, int end) {
+    constexpr int kRun = kMaxPanel;
+    for (int t = begin; t < end; t += kRun) {
+      int count = end - t < kRun ? end - t : kRun;
+      const void** ahead = s.ahead + end - begin + t - begin;
+      if (as_they_lie || sizeof(T) == 4) {
+        add_values_of_tile<T>(sums.out, sums.stride, s.scores + t, s.values + t, ahead, rows, count, a.value_dim);
         continue;
       }
-      const void* converted[kMaxPanel];
+      const void* converted[kRun];
       for (int i = 0; i < count; ++i) {
-        float* row = s.v_rows + i * s.part.stride;
-        const T* from = static_cast<const T*>(s.values[t + i]);
-        for_vectors(a.head_dim, [&](int64_t d, auto lanes) { store(row + d, load(from + d, lanes), lanes); });
+        prefetch(ahead[i], a.value_dim * static_cast<int64_t>(sizeof(T)));
+        float* row = s.v_rows + i * sums.stride;
+        convert(row, static_cast<const T*>(s.values[t + i]));
         converted[i] = row;
       }
-      add_values_of_tile<float>(s.part.out, s.part.stride, s.scores + t, converted, rows, count, a.head_dim);
+      int64_t dims = (a.value_dim + kUnit<T> * W - 1) / (kUnit<T> * W) * (kUnit<T> * W);
+      add_values_of_tile<float>(sums.out, sums.stride, s.scores + t, converted, converted, rows, count, dims);
     }
   }
 
-  // The tokens of one split into s.part; keys of `next` from position `next_begin` on will be read after it.
-  void run_split(int64_t split, const Tile* next, int64_t next_begin) {
+  // The tokens of one split into `part`; keys of `next` from position `next_begin` on will be read after it.
+  void run_split(Partial& part, int64_t split, const Tile* next, int64_t next_begin) {
     int64_t origin = split * kSplit;
     int64_t low = window_start(tile.position) - origin, high = tile.position + tile.tokens - origin;
     int begin = static_cast<int>(low > 0 ? low : 0), end = static_cast<int>(high < kSplit ? high : kSplit);
-    clear(s.part, rows);
-    find_rows(origin, begin, end);
+    find_rows(origin, begin, end, next, next_begin);
     score(begin, end);
     for (int64_t m = 0; m < rows; ++m) {
       int64_t position = tile.position + m / tile.heads;
       int64_t from = window_start(position) - origin, to = position + 1 - origin;
       int row_low = static_cast<int>(from > begin ? from : begin), row_high = static_cast<int>(to < end ? to : end);
-      if (row_low >= row_high) row_low = row_high = begin;
-      softmax_row(s.scores + m * kSplit, row_low, row_high, begin, end, a.scale, a.softcap, s.part.max[m],
-                  s.part.sum[m]);
+      float slope = a.alibi_slopes ? a.alibi_slopes[tile.head + m % tile.heads] : 0;
+      softmax_row(s.scores + m * kSplit, row_low, row_high, begin, end,
+                  {a.scale, a.softcap, slope, static_cast<float>(origin - position)}, part.max[m], part.sum[m]);
     }
-    sum_values(begin, end, next, next_begin);
+    sum_values(part, begin, end);
   }
 };
 
-inline void attend(const AttentionArgs& a, const Tile& tile, int64_t begin, int64_t end, const Tile* next,
+inline int64_t token_of(const Tile& tile, int64_t i) { return tile.shared_by ? tile.shared_by[i] : tile.token + i; }
+
+inline void attend(const AttentionArgs& a, const Tile& tile, int64_t begin, int64_t end, bool resume, const Tile* next,
                    AttentionScratch& s) {
   int64_t rows = tile.tokens * tile.heads;
   with_type(a.dtype, [&](auto type) {
     using Q = decltype(type);
     for (int64_t m = 0; m < rows; ++m) {
-      const Q* q = static_cast<const Q*>(a.q) + (tile.token + m / tile.heads) * a.q_stride +
+      const Q* q = static_cast<const Q*>(a.q) + token_of(tile, m / tile.heads) * a.q_stride +
                    (tile.head + m % tile.heads) * a.head_dim;
-      float* row = s.q + m * s.part.stride;
+      float* row = s.q + m * s.q_stride;
       for_vectors(a.head_dim, [&](int64_t d, auto lanes) { store(row + d, load(q + d, lanes), lanes); });
     }
   });
-  clear(s.total, rows);
   with_type(a.kv_dtype, [&](auto type) {
     TileAttention<decltype(type)> attention{a, tile, s};
     for (int64_t split = begin; split < end; ++split) {
-      bool last = split + 1 == end;
+      bool first = split == begin && !resume, last = split + 1 == end;
       int64_t next_begin = last && next ? attention.window_start(next->position) : (split + 1) * kSplit;
-      attention.run_split(split, last ? next : &tile, next_begin);
-      merge(s.total, s.part, rows, a.head_dim);
+      if (last && next && next->split_begin * kSplit > next_begin) next_begin = next->split_begin * kSplit;
+      Partial& part = first ? s.total : s.part;
+      clear(part, rows);
+      attention.run_split(part, split, last ? next : &tile, next_begin);
+      if (!first) merge(s.total, part, rows);
     }
   });
 }
@@ -304,11 +406,19 @@ inline void finish(const AttentionArgs& a, const Tile& tile, const Partial& tota
         weight = exp(total.max[m] - top);
         sum = sum * weight + exp(a.sinks[head] - top);
       }
-      T* out = static_cast<T*>(a.out) + (tile.token + m / tile.heads) * a.out_stride + head * a.head_dim;
+      T* out = static_cast<T*>(a.out) + (tile.token + m / tile.heads) * a.out_stride + head * a.value_dim;
       const float* from = total.out + m * total.stride;
-      for_vectors(a.head_dim, [&](int64_t d, auto lanes) {
-        store(out + d, load(from + d, lanes) * set(weight) / set(sum) + set(0.0f), lanes);  // + 0: no negative zero
-      });
+      auto value = [&](int64_t d) { return load(from + d) * set(weight) / set(sum) + set(0.0f); };  // + 0: no negative zero
+      auto write = [&](int64_t d, F x) {
+        int64_t left = a.value_dim - d;
+        left >= W ? store(out + d, x) : left > 0 ? store(out + d, x, static_cast<int>(left)) : void();
+      };
+      for (int64_t d = 0; d < a.value_dim; d += 2 * W) {
+        F x = value(d), y = value(d + W);
+        if (a.kv_dtype == DType::bf16) interleave(x, y);
+        write(d, x);
+        write(d + W, y);
+      }
     }
   });
 }

@@ -58,10 +58,10 @@ struct RopeArgs {
 
 struct WriteKVArgs {
   const void* k;  // [T, G, D]
-  const void* v;
-  void* pages;                  // [2, B, G, block, D]
+  const void* v;                // [T, G, V], or null
+  void* pages;                  // [2, B, G, block, D]; without v the first half
   const int64_t* slot_mapping;  // [T], -1: padding
-  int64_t k_stride, v_stride, num_blocks, kv_heads, block_size, head_dim;
+  int64_t k_stride, v_stride, num_blocks, kv_heads, block_size, head_dim, value_dim;  // value_dim: 0 without v
   DType dtype, kv_dtype;
 };
 
@@ -72,24 +72,35 @@ constexpr int kMaxTileRows = 48;
 constexpr int kMaxPanel = 64;  // tokens in the widest K panel of any tier
 
 struct AttentionArgs {
-  void* out;          // [T, H, D]; tokens after the last row's are padding
+  void* out;          // [T, H, V]; tokens after the last row's are padding
   const void* q;      // [T, H, D]
-  const void* pages;  // [2, B, G, block, D]
+  const void* pages;  // [2, B, G, block, D], or [1, B, G, block, D] if values are the first V elements of the keys
   const int32_t* query_start;
   const int32_t* seq_lens;
   const int32_t* block_table;
-  const float* sinks;  // [H] or null
+  const float* sinks;         // [H] or null
+  const float* alibi_slopes;  // [H] or null
   int64_t out_stride, q_stride, table_stride;
-  int64_t num_blocks, num_rows, num_tokens, heads, kv_heads, block_size, head_dim;
+  int64_t num_rows, num_tokens, heads, kv_heads, block_size, head_dim, value_dim;
+  int64_t value_offset;  // elements from a key to its value
   int64_t window;  // tokens a query sees, itself included; 0: all
   float scale;
   float softcap;  // 0: none
   DType dtype, kv_dtype;
 };
 
-// Queries that share keys: `tokens` consecutive tokens of one request times `heads` heads of one KV head.
+// Softmax-weighted values of a tile so far; the weights are relative to exp(`max`) and add up to `sum`.
+struct Partial {
+  float* max;  // [tokens * heads]
+  float* sum;
+  float* out;      // [tokens * heads, stride], dimensions in the order that the kernel likes
+  int64_t stride;  // value_dim rounded up to 32
+};
+
+// Queries that share keys: some tokens times `heads` heads of one KV head. The tokens are consecutive ones of one
+// request, or one of each request of `shared_by`, where these have the same pages in the splits of the tile.
 struct Tile {
-  int64_t row;
+  int64_t row;  // of the block table
   int64_t kv_head;
   int64_t head;   // first query head
   int64_t heads;  // tile row m is token m / heads, head m % heads
@@ -97,25 +108,21 @@ struct Tile {
   int64_t tokens;
   int64_t position;  // of the first token
   int64_t split_begin, split_end;
-};
-
-// Softmax-weighted values of a tile so far; the weights are relative to exp(`max`) and add up to `sum`.
-struct Partial {
-  float* max;  // [tokens * heads]
-  float* sum;
-  float* out;  // [tokens * heads, stride]
-  int64_t stride;  // head_dim rounded up to 16
+  const int32_t* shared_by;  // [tokens], indices into the batch; or null
+  Partial carried;           // what earlier splits gave, or of a shared tile what its splits give; or null
 };
 
 // One thread's room, laid out by the caller; sizes in floats unless said otherwise.
 struct AttentionScratch {
-  float* q;           // [kMaxTileRows, stride]
-  float* k_panel;     // [stride, kMaxPanel]
-  float* v_rows;      // [kMaxPanel, stride]
+  float* q;           // [kMaxTileRows, q_stride]
+  int64_t q_stride;   // head_dim rounded up to 32
+  float* k_panel;     // [q_stride, kMaxPanel]
+  float* v_rows;      // [kMaxPanel, part.stride]
   float* scores;      // [kMaxTileRows, kSplit]
   const void** keys;  // [kSplit + kMaxPanel] pointers
   const void** values;
-  float* zero_row;  // [stride], all zero
+  const void** ahead;  // [2 * kSplit + kMaxPanel]
+  float* zero_row;  // [q_stride], all zero
   Partial total, part;
 };
 
@@ -162,10 +169,12 @@ struct Kernels {
   void (*gelu_tanh_mul)(const GatedArgs&, int64_t begin, int64_t end);
   void (*gelu_mul)(const GatedArgs&, int64_t begin, int64_t end);
   void (*scale)(const ScaleArgs&, int64_t begin, int64_t end);
-  // Attention of a tile over splits begin .. end into scratch.total. `next`: what this thread does afterwards, or null.
-  void (*attend)(const AttentionArgs&, const Tile&, int64_t begin, int64_t end, const Tile* next, AttentionScratch&);
+  // Attention of a tile over splits begin .. end into scratch.total, which holds the splits before them if `resume`.
+  // `next`: what this thread does afterwards, or null.
+  void (*attend)(const AttentionArgs&, const Tile&, int64_t begin, int64_t end, bool resume, const Tile* next,
+                 AttentionScratch&);
   // total <- total and then part, in that order, for `rows` rows; part is only read.
-  void (*merge)(Partial& total, const Partial& part, int64_t rows, int64_t head_dim);
+  void (*merge)(Partial& total, const Partial& part, int64_t rows);
   void (*finish)(const AttentionArgs&, const Tile&, const Partial& total);
   // All tokens times the panels begin .. end.
   void (*linear)(const LinearArgs&, Room room, int64_t begin, int64_t end);

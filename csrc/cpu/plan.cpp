@@ -49,7 +49,7 @@ void WriteKVOp::run(const Kernels& kernels) const { write_kv(kernels, args, toke
 void AttentionOp::bind(const Step& step) {
   args.table_stride = step.stride(args.block_table);
   args.num_rows = step.rows;
-  step.at(args.out, args.q, args.pages, args.query_start, args.seq_lens, args.block_table, args.sinks);
+  step.at(args.out, args.q, args.pages, args.query_start, args.seq_lens, args.block_table, args.sinks, args.alibi_slopes);
   step.per_token(args.num_tokens);
 }
 void AttentionOp::run(const Kernels& kernels) const { paged_attention(kernels, args); }

@@ -131,11 +131,9 @@ inline void write_kv(const WriteKVArgs& a, int64_t begin, int64_t end) {
           int64_t head = slot / a.block_size * a.kv_heads + g;
           P* key = static_cast<P*>(a.pages) + (head * a.block_size + slot % a.block_size) * a.head_dim;
           const T* k = static_cast<const T*>(a.k) + t * a.k_stride + g * a.head_dim;
-          const T* v = static_cast<const T*>(a.v) + t * a.v_stride + g * a.head_dim;
-          for_vectors(a.head_dim, [&](int64_t d, auto lanes) {
-            store(key + d, load(k + d, lanes), lanes);
-            store(key + values + d, load(v + d, lanes), lanes);
-          });
+          const T* v = static_cast<const T*>(a.v) + t * a.v_stride + g * a.value_dim;
+          for_vectors(a.head_dim, [&](int64_t d, auto lanes) { store(key + d, load(k + d, lanes), lanes); });
+          for_vectors(a.value_dim, [&](int64_t d, auto lanes) { store(key + values + d, load(v + d, lanes), lanes); });
         }
       }
     });

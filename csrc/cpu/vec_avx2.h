@@ -82,31 +82,38 @@ inline float max_lane(F x) {
   return z[0] > z[1] ? z[0] : z[1];
 }
 
-// rows[i][j] <-> rows[j][i]
-inline void transpose(F (&rows)[W]) {
-  F a[W], b[W];
-  for (int i = 0; i < W; i += 2) {
-    a[i] = _mm256_unpacklo_ps(rows[i], rows[i + 1]);
-    a[i + 1] = _mm256_unpackhi_ps(rows[i], rows[i + 1]);
-  }
-  for (int i = 0; i < W; i += 4) {
-    b[i] = _mm256_shuffle_ps(a[i], a[i + 2], 0x44);
-    b[i + 1] = _mm256_shuffle_ps(a[i], a[i + 2], 0xee);
-    b[i + 2] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0x44);
-    b[i + 3] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0xee);
-  }
+// columns[c] holds, of each of W rows, the 32-bit word c behind `offset` bytes; c = 0 .. 3.
+inline void load_columns(F (&columns)[4], const void* const* rows, int64_t offset) {
+  F a[4];
   for (int i = 0; i < 4; ++i) {
-    rows[i] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x20);
-    rows[i + 4] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x31);
+    auto quarter = [&](int row) { return _mm_loadu_ps(reinterpret_cast<const float*>(static_cast<const char*>(rows[row]) + offset)); };
+    a[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(quarter(i)), quarter(i + 4), 1);
   }
+  F ab = _mm256_unpacklo_ps(a[0], a[1]), ab2 = _mm256_unpackhi_ps(a[0], a[1]);
+  F cd = _mm256_unpacklo_ps(a[2], a[3]), cd2 = _mm256_unpackhi_ps(a[2], a[3]);
+  columns[0] = _mm256_shuffle_ps(ab, cd, 0x44);
+  columns[1] = _mm256_shuffle_ps(ab, cd, 0xee);
+  columns[2] = _mm256_shuffle_ps(ab2, cd2, 0x44);
+  columns[3] = _mm256_shuffle_ps(ab2, cd2, 0xee);
 }
 
-// Vectors that hold two bf16 per lane: the even ones as floats, and the odd ones.
+// Vectors that hold two halves per lane: the even ones as floats, and the odd ones.
 inline F load_pairs(const bf16* p) { return load(reinterpret_cast<const float*>(p)); }
 inline F load_pairs(const bf16* p, int n) { return load(reinterpret_cast<const float*>(p), n); }
 inline F even_bf16(F x) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x), 16)); }
 inline F odd_bf16(F x) {
   return _mm256_castsi256_ps(_mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+inline F low_f16(__m256i x) {  // of lanes below 2^16
+  return _mm256_cvtph_ps(_mm_packus_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1)));
+}
+inline F even_f16(F x) { return low_f16(_mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0xffff))); }
+inline F odd_f16(F x) { return low_f16(_mm256_srli_epi32(_mm256_castps_si256(x), 16)); }
+// Lanes of both by turns, into the first and then the second.
+inline void interleave(F& even, F& odd) {
+  F lo = _mm256_unpacklo_ps(even, odd), hi = _mm256_unpackhi_ps(even, odd);
+  even = _mm256_permute2f128_ps(lo, hi, 0x20);
+  odd = _mm256_permute2f128_ps(lo, hi, 0x31);
 }
 
 }  // namespace octavo::OCTAVO_TIER

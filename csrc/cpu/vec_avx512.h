@@ -67,37 +67,39 @@ inline float sum(F x) {
 }
 inline float max_lane(F x) { return _mm512_reduce_max_ps(x); }
 
-// rows[i][j] <-> rows[j][i]
-inline void transpose(F (&rows)[W]) {
-  F a[W], b[W];
-  for (int i = 0; i < W; i += 2) {
-    a[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]);
-    a[i + 1] = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
+// columns[c] holds, of each of W rows, the 32-bit word c behind `offset` bytes; c = 0 .. 3.
+inline void load_columns(F (&columns)[4], const void* const* rows, int64_t offset) {
+  F a[4];
+  for (int i = 0; i < 4; ++i) {
+    auto quarter = [&](int row) { return _mm_loadu_ps(reinterpret_cast<const float*>(static_cast<const char*>(rows[row]) + offset)); };
+    a[i] = _mm512_castps128_ps512(quarter(i));
+    a[i] = _mm512_insertf32x4(a[i], quarter(i + 4), 1);
+    a[i] = _mm512_insertf32x4(a[i], quarter(i + 8), 2);
+    a[i] = _mm512_insertf32x4(a[i], quarter(i + 12), 3);
   }
-  for (int i = 0; i < W; i += 4) {
-    for (int h = 0; h < 2; ++h) {
-      __m512d lo = _mm512_castps_pd(a[i + h]), hi = _mm512_castps_pd(a[i + h + 2]);
-      b[i + 2 * h] = _mm512_castpd_ps(_mm512_unpacklo_pd(lo, hi));
-      b[i + 2 * h + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(lo, hi));
-    }
-  }
-  // b[4 g + c] now holds columns c, c + 4, c + 8, c + 12 of rows 4 g .. 4 g + 3, one per 128-bit lane.
-  for (int c = 0; c < 4; ++c) {
-    F lo = _mm512_shuffle_f32x4(b[c], b[4 + c], 0x88), hi = _mm512_shuffle_f32x4(b[c], b[4 + c], 0xdd);
-    F lo2 = _mm512_shuffle_f32x4(b[8 + c], b[12 + c], 0x88), hi2 = _mm512_shuffle_f32x4(b[8 + c], b[12 + c], 0xdd);
-    rows[c] = _mm512_shuffle_f32x4(lo, lo2, 0x88);
-    rows[c + 8] = _mm512_shuffle_f32x4(lo, lo2, 0xdd);
-    rows[c + 4] = _mm512_shuffle_f32x4(hi, hi2, 0x88);
-    rows[c + 12] = _mm512_shuffle_f32x4(hi, hi2, 0xdd);
-  }
+  F ab = _mm512_unpacklo_ps(a[0], a[1]), ab2 = _mm512_unpackhi_ps(a[0], a[1]);
+  F cd = _mm512_unpacklo_ps(a[2], a[3]), cd2 = _mm512_unpackhi_ps(a[2], a[3]);
+  columns[0] = _mm512_shuffle_ps(ab, cd, 0x44);
+  columns[1] = _mm512_shuffle_ps(ab, cd, 0xee);
+  columns[2] = _mm512_shuffle_ps(ab2, cd2, 0x44);
+  columns[3] = _mm512_shuffle_ps(ab2, cd2, 0xee);
 }
 
-// Vectors that hold two bf16 per lane: the even ones as floats, and the odd ones.
+// Vectors that hold two halves per lane: the even ones as floats, and the odd ones.
 inline F load_pairs(const bf16* p) { return _mm512_loadu_ps(p); }
 inline F load_pairs(const bf16* p, int n) { return _mm512_maskz_loadu_ps(first(n), p); }
 inline F even_bf16(F x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(x), 16)); }
 inline F odd_bf16(F x) {
   return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+inline F even_f16(F x) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_castps_si512(x))); }
+inline F odd_f16(F x) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(x), 16))); }
+// Lanes of both by turns, into the first and then the second.
+inline void interleave(F& even, F& odd) {
+  __m512i lo = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  F first_half = _mm512_permutex2var_ps(even, lo, odd);
+  odd = _mm512_permutex2var_ps(even, _mm512_add_epi32(lo, _mm512_set1_epi32(8)), odd);
+  even = first_half;
 }
 
 }  // namespace octavo::OCTAVO_TIER

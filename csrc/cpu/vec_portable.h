@@ -79,16 +79,14 @@ inline float max_lane(F x) {
   return a > b ? a : b;
 }
 
-// rows[i][j] <-> rows[j][i]
-inline void transpose(F (&rows)[W]) {
-  F a = rows[0], b = rows[1], c = rows[2], d = rows[3];
-  rows[0] = F{a[0], b[0], c[0], d[0]};
-  rows[1] = F{a[1], b[1], c[1], d[1]};
-  rows[2] = F{a[2], b[2], c[2], d[2]};
-  rows[3] = F{a[3], b[3], c[3], d[3]};
+// columns[c] holds, of each of W rows, the 32-bit word c behind `offset` bytes; c = 0 .. 3.
+inline void load_columns(F (&columns)[4], const void* const* rows, int64_t offset) {
+  F x[4];
+  for (int i = 0; i < 4; ++i) __builtin_memcpy(&x[i], static_cast<const char*>(rows[i]) + offset, sizeof(F));
+  for (int c = 0; c < 4; ++c) columns[c] = F{x[0][c], x[1][c], x[2][c], x[3][c]};
 }
 
-// Vectors that hold two bf16 per lane: the even ones as floats, and the odd ones.
+// Vectors that hold two halves per lane: the even ones as floats, and the odd ones.
 inline F load_pairs(const bf16* p, int n = W) {
   I x = {};
   for (int i = 0; i < n; ++i) x[i] = static_cast<int32_t>(p[2 * i].bits | static_cast<uint32_t>(p[2 * i + 1].bits) << 16);
@@ -96,5 +94,17 @@ inline F load_pairs(const bf16* p, int n = W) {
 }
 inline F even_bf16(F x) { return (F)((I)x << 16); }
 inline F odd_bf16(F x) { return (F)((I)x & static_cast<int32_t>(0xffff0000u)); }
+inline F words_f16(I x) {
+  auto at = [&](int i) { return widen(f16{static_cast<uint16_t>(x[i])}); };
+  return F{at(0), at(1), at(2), at(3)};
+}
+inline F even_f16(F x) { return words_f16((I)x & 0xffff); }
+inline F odd_f16(F x) { return words_f16((I)x >> 16 & 0xffff); }
+// Lanes of both by turns, into the first and then the second.
+inline void interleave(F& even, F& odd) {
+  F lo = {even[0], odd[0], even[1], odd[1]};
+  odd = F{even[2], odd[2], even[3], odd[3]};
+  even = lo;
+}
 
 }  // namespace octavo::OCTAVO_TIER

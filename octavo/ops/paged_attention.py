@@ -41,26 +41,32 @@ def paged_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     out: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    value_dim: int | None = None,
 ) -> Tensor:
     """Softmax attention of each token to the tokens of its row up to itself.
 
     Args:
         q: [T, H, D]; T may be strided.
-        pages: [2, B, G, block, D] keys, then values; H is a multiple of G, head h reads KV head h // (H / G).
+        pages: [2, B, G, block, D] keys, then values; H is a multiple of G, head h reads KV head h // (H / G). Or
+            [1, B, G, block, D]: values are the beginning of the keys (MLA's latent vectors).
         batch: which token belongs to which row, and where the row's pages are. Tokens past query_start[-1] are padding.
         scale: multiplies q . k.
         window: tokens a query sees, itself included; None sees all.
         softcap: scores become `softcap * tanh(score / softcap)`.
         sinks: [H] float32, a logit per head that takes part in the softmax and has no value.
-        out: [T, H, D], written when given; rows of padding are zero.
+        out: [T, H, V], written when given; rows of padding are zero.
+        alibi_slopes: [H] float32, ALiBi: `slope * (position of the key - position of the query)` is added to a score.
+        value_dim: V, how many elements of a value count; None for all D.
 
     The KV axis is split at absolute multiples of `KV_SPLIT`. Each run gives (maximum, sum, weighted values) in float32;
     runs merge in order. Rows of one token are computed together, other rows one by one.
     """
-    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device) if out is None else out.zero_()
+    value_dim = value_dim or q.shape[2]
+    out = q.new_zeros(*q.shape[:2], value_dim) if out is None else out.zero_()
     if q.is_meta:
         return out
-    scoring = Scoring(scale, window, softcap, sinks)
+    scoring = Scoring(scale, window, softcap, sinks, alibi_slopes, value_dim)
     starts, ends = batch.query_start.tolist(), batch.seq_lens.tolist()
     counts = [stop - start for start, stop in pairwise(starts)]
     attend_single(q, pages, batch.block_table, [r for r, n in enumerate(counts) if n == 1], starts, ends, scoring, out)
@@ -78,10 +84,12 @@ class Scoring(NamedTuple):
     window: int | None
     softcap: float | None
     sinks: Tensor | None
+    alibi_slopes: Tensor | None
+    value_dim: int
 
 
 class Partial(NamedTuple):
-    """Softmax attention over some keys, unnormalized: [R, G, Q, 1], [R, G, Q, 1] and [R, G, Q, D] float32."""
+    """Softmax attention over some keys, unnormalized: [R, G, Q, 1], [R, G, Q, 1] and [R, G, Q, V] float32."""
 
     maximum: Tensor
     total: Tensor
@@ -98,7 +106,7 @@ def attend_single(
     scoring: Scoring,
     out: Tensor,
 ) -> None:
-    """Rows with one token (decode), many at once; fills `out` [T, H, D] at their tokens."""
+    """Rows with one token (decode), many at once; fills `out` [T, H, V] at their tokens."""
     heads, head_dim, groups = q.shape[1], q.shape[2], pages.shape[2]
     at_once = max(MAX_WORK_ELEMENTS // (KV_SPLIT * groups * max(heads // groups, head_dim, ROWS)), 1)
     rows = sorted(rows, key=ends.__getitem__)  # rows of similar length share the runs they walk through
@@ -112,7 +120,7 @@ def attend_single(
 
 
 def attend_run(q: Tensor, first_position: int, pages: Tensor, table: Tensor, scoring: Scoring, out: Tensor) -> None:
-    """The tokens [n, H, D] of one row, which begin at `first_position` (prefill); fills `out` [n, H, D]."""
+    """The tokens [n, H, D] of one row, which begin at `first_position` (prefill); fills `out` [n, H, V]."""
     at_once = max(MAX_WORK_ELEMENTS // (KV_SPLIT * q.shape[1]), 1)
     for i in range(0, len(q), at_once):
         some = q[i : i + at_once]
@@ -139,7 +147,7 @@ def attend(
         table: [R, max_blocks]
 
     Returns:
-        [R, n, H, D] in the dtype of q.
+        [R, n, H, V] in the dtype of q.
     """
     rows, n, heads, head_dim = q.shape
     groups = pages.shape[2]
@@ -148,30 +156,46 @@ def attend(
     num_queries, folded = folded.shape[2], pad_rows(folded)
     padding = folded.shape[2] - num_queries
     positions = F.pad(positions.repeat(1, heads // groups), (0, padding), value=-1)
-    state = start(folded, scoring.sinks, n)
+    state, slopes = start(folded, scoring, n), by_query(scoring.alibi_slopes, folded, n)
     for begin in range(first // KV_SPLIT * KV_SPLIT, last, KV_SPLIT):
-        state = merge(state, partial(folded, positions, pages, table, begin, scoring))
+        state = merge(state, partial(folded, positions, slopes, pages, table, begin, scoring))
     attended = (state.values / state.total)[:, :, :num_queries].unflatten(2, (-1, n))
-    return attended.permute(0, 3, 1, 2, 4).reshape(rows, n, heads, head_dim).to(q.dtype)
+    return attended.permute(0, 3, 1, 2, 4).reshape(rows, n, heads, scoring.value_dim).to(q.dtype)
 
 
-def start(folded: Tensor, sinks: Tensor | None, n: int) -> Partial:
+def by_query(by_head: Tensor | None, folded: Tensor, n: int) -> Tensor | None:
+    """What [H] holds for the head of each query [R, G, Q, D], n queries per head: [G, Q, 1], 0 for padding."""
+    if by_head is None:
+        return None
+    groups, queries = folded.shape[1:3]
+    per_query = by_head.float().view(groups, -1).repeat_interleave(n, 1)
+    return F.pad(per_query, (0, queries - per_query.shape[1])).unsqueeze(-1)
+
+
+def start(folded: Tensor, scoring: Scoring, n: int) -> Partial:
     """The state before any key: empty, or holding the sink of the head of each query (n queries per head)."""
-    rows, groups, queries, _ = folded.shape
-    maximum = folded.new_full((rows, groups, queries, 1), float("-inf"))
+    sinks, values = by_query(scoring.sinks, folded, n), folded.new_zeros(*folded.shape[:3], scoring.value_dim)
     if sinks is None:
-        return Partial(maximum, torch.zeros_like(maximum), torch.zeros_like(folded))
-    by_query = sinks.float().view(groups, -1).repeat_interleave(n, 1)
-    maximum[:, :, : by_query.shape[1], 0] = by_query
-    return Partial(maximum, torch.ones_like(maximum), torch.zeros_like(folded))
+        maximum = folded.new_full((*folded.shape[:3], 1), float("-inf"))
+        return Partial(maximum, torch.zeros_like(maximum), values)
+    maximum = sinks.expand(len(folded), -1, -1, -1)
+    return Partial(maximum, torch.ones_like(maximum), values)
 
 
-def partial(folded: Tensor, positions: Tensor, pages: Tensor, table: Tensor, begin: int, scoring: Scoring) -> Partial:
+def partial(
+    folded: Tensor,
+    positions: Tensor,
+    slopes: Tensor | None,
+    pages: Tensor,
+    table: Tensor,
+    begin: int,
+    scoring: Scoring,
+) -> Partial:
     """Attention of queries [R, G, Q, D] at positions [R, Q] to keys begin .. begin + KV_SPLIT - 1.
 
     Always that many keys, so that a row's sums have one shape; those a query does not see have no weight.
     """
-    keys, values = gather(pages[0], table, begin), gather(pages[1], table, begin)
+    keys, values = gather(pages[0], table, begin), gather(pages[-1, ..., : scoring.value_dim], table, begin)
     keys_at = torch.arange(begin, begin + KV_SPLIT, device=folded.device)
     seen = keys_at <= positions.unsqueeze(-1)  # [R, Q, S]
     if scoring.window is not None:
@@ -182,6 +206,8 @@ def partial(folded: Tensor, positions: Tensor, pages: Tensor, table: Tensor, beg
     scores = folded @ keys.transpose(2, 3) * scoring.scale  # [R, G, Q, S]
     if scoring.softcap is not None:
         scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
+    if slopes is not None:
+        scores += slopes * (keys_at - positions.unsqueeze(-1)).unsqueeze(1)
     scores.masked_fill_(~seen.unsqueeze(1), float("-inf"))
     maximum = scores.amax(-1, keepdim=True)
     weights = torch.exp(scores - finite(maximum))

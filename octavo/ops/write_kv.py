@@ -6,12 +6,14 @@ from octavo.ops.dispatch import op
 
 
 @op
-def write_kv(k: Tensor, v: Tensor, pages: Tensor, slot_mapping: Tensor) -> None:
+def write_kv(k: Tensor, v: Tensor | None, pages: Tensor, slot_mapping: Tensor) -> None:
     """Scatter each token's key and value to its slot.
 
     Args:
-        k, v: [T, G, D]; T may be strided.
-        pages: [2, B, G, block, D], **mutated**; keys, then values, rounded to the dtype of the pages.
+        k: [T, G, D]; T may be strided.
+        v: [T, G, V], V at most D; None where attention reads values out of the keys (MLA).
+        pages: [2, B, G, block, D], **mutated**; keys, then values, rounded to the dtype of the pages. Without v,
+            [1, B, G, block, D].
         slot_mapping: [T] int64, page * block + offset; -1 writes nothing (padding).
     """
     if pages.is_meta:
@@ -20,5 +22,6 @@ def write_kv(k: Tensor, v: Tensor, pages: Tensor, slot_mapping: Tensor) -> None:
     slots = slot_mapping[kept]
     block_size = pages.shape[3]
     where = (slots // block_size, slots % block_size)
-    for cache, new in zip(pages.transpose(2, 3), (k, v), strict=True):  # [B, block, G, D]
-        cache[where] = new[kept].to(cache.dtype)
+    new = [k] if v is None else [k, v]
+    for cache, rows in zip(pages.transpose(2, 3), new, strict=True):  # [B, block, G, D]
+        cache[..., : rows.shape[2]][where] = rows[kept].to(cache.dtype)

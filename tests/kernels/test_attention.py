@@ -27,21 +27,21 @@ def mixed_world(heads: int = 6, kv_heads: int = 2, head_dim: int = 64, **options
     return World([300, 17, 300, 1, 256, 257], heads, kv_heads, head_dim, **options)
 
 
-def attend(world: World, spans: Sequence[Span], *args: Any) -> list[Tensor]:
+def attend(world: World, spans: Sequence[Span], *args: Any, **options: Any) -> list[Tensor]:
     """The kernel's result per span."""
     q, batch = world.batch(list(spans))
-    out = paged_attention(q, world.pages, batch, world.head_dim**-0.5, *args)
+    out = paged_attention(q, world.pages, batch, world.head_dim**-0.5, *args, **options)
     return list(out.split([end - begin for _, begin, end in spans]))
 
 
-def assert_agrees(world: World, *args: Any) -> None:
+def assert_agrees(world: World, *args: Any, **options: Any) -> None:
     """Every tier against the reference."""
     q, batch = world.batch(MIXED, padding=3)
     scale, tolerance = world.head_dim**-0.5, TOLERANCE[world.dtype]
-    want = op.reference(q, world.pages, batch, scale, *args)
+    want = op.reference(q, world.pages, batch, scale, *args, **options)
     for tier in TIERS:
         native.load().select_tier(tier)
-        got = paged_attention(q, world.pages, batch, scale, *args)
+        got = paged_attention(q, world.pages, batch, scale, *args, **options)
         torch.testing.assert_close(
             got, want, rtol=tolerance, atol=tolerance, msg=lambda text, tier=tier: f"{tier}: {text}"
         )
@@ -49,7 +49,7 @@ def assert_agrees(world: World, *args: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("head_dim", [8, 32, 40, 64, 80, 128, 256])
+@pytest.mark.parametrize("head_dim", [2, 8, 32, 34, 40, 64, 78, 80, 128, 250, 256])
 def test_agrees_with_the_reference(head_dim: int, dtype: torch.dtype) -> None:
     assert_agrees(mixed_world(4, 2, head_dim, dtype=dtype, kv_dtype=dtype))
 
@@ -80,6 +80,23 @@ def test_window_softcap_and_sinks_agree(window: int | None, softcap: float | Non
     assert_agrees(mixed_world(head_dim=32), window, softcap, sinks)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_biases_that_grow_with_distance_agree(dtype: torch.dtype) -> None:
+    slopes = torch.tensor([0.5, 0.25, 0.125, 0.0, 0.03, 0.01])
+    assert_agrees(mixed_world(dtype=dtype, kv_dtype=dtype), alibi_slopes=slopes)
+    assert_agrees(mixed_world(dtype=dtype, kv_dtype=dtype), 100, 5.0, SINKS, alibi_slopes=slopes)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "head_dim", "value_dim"), [(5, 576, 512), (50, 40, 34), (2, 72, 64)])
+def test_values_may_be_the_beginning_of_the_keys(heads: int, head_dim: int, value_dim: int, dtype: torch.dtype) -> None:
+    world = mixed_world(heads, 1, head_dim, dtype=dtype, kv_dtype=dtype)
+    world.queries = [q * (64 / head_dim) for q in world.queries]
+    assert_agrees(world, value_dim=value_dim)  # pages of values of their own, with room behind each
+    world.pages = world.pages[:1]
+    assert_agrees(world, value_dim=value_dim)
+
+
 def test_reads_and_writes_strided_tensors_and_skips_blocks_that_the_window_has_passed(tier: str) -> None:
     world = World([500], 4, 2, 32)
     q, batch = world.batch([(0, 490, 500)])
@@ -93,7 +110,7 @@ def test_reads_and_writes_strided_tensors_and_skips_blocks_that_the_window_has_p
 
 
 def test_what_the_kernel_does_not_cover_runs_the_reference() -> None:
-    for world in (World([20], 2, 1, 12), World([20], 2, 1, 16, dtype=torch.float64)):
+    for world in (World([20], 2, 1, 13), World([20], 2, 1, 16, dtype=torch.float64)):
         q, batch = world.batch([(0, 5, 20)])
         want = op.reference(q, world.pages, batch, 0.3)
         assert torch.equal(paged_attention(q, world.pages, batch, 0.3), want)
@@ -126,6 +143,23 @@ def test_bits_do_not_depend_on_chunks_batch_or_threads(
                 assert torch.equal(got, whole[request][begin:end])
         chunks = [attend(world, [(0, begin, min(begin + 67, 780))], *args)[0] for begin in range(0, 780, 67)]
         assert torch.equal(torch.cat(chunks), whole[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bits_do_not_depend_on_who_shares_pages(tier: str, dtype: torch.dtype, kernels: ModuleType) -> None:
+    lengths = [1100, *range(520, 1100, 29), 512, 513, 200, 1030]
+    world = World(lengths, 6, 2, 32, dtype=dtype, kv_dtype=dtype, common=512)
+    for request in (3, 4, 5, 8):  # some have more in common
+        world.tables[request][:48] = world.tables[0][:48]
+    last = [(request, length - 1, length) for request, length in enumerate(world.lengths)]
+    sinks = torch.tensor([1.0, 0.0, 2.0, -1.0, 0.5, 0.0])
+    kernels.set_num_threads(1)
+    alone = [attend(world, [span], None, None, sinks)[0] for span in last]
+    for threads in (1, 2, 4):
+        kernels.set_num_threads(threads)
+        for spans in (last, last[::-1], last[:2], last[1::2], [*last[4:9], (0, 700, 760), *last[:3]], last + last):
+            for (request, begin, end), got in zip(spans, attend(world, spans, None, None, sinks), strict=True):
+                assert end - begin > 1 or torch.equal(got, alone[request])
 
 
 def test_bits_do_not_depend_on_block_size_or_where_blocks_lie(tier: str) -> None:

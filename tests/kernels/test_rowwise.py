@@ -109,6 +109,12 @@ def test_write_kv_rounds_into_the_slots_and_leaves_the_rest(
     OPS["write_kv"].reference(fused[:, 2:4], fused[:, 4:], want, slots)
     rowwise.write_kv(fused[:, 2:4], fused[:, 4:], pages, slots)
     assert torch.equal(pages, want)
+    OPS["write_kv"].reference(fused[:, :2], fused[:, 2:4, :33], want, slots)
+    rowwise.write_kv(fused[:, :2], fused[:, 2:4, :33].contiguous(), pages, slots)  # narrow values leave the rest
+    assert torch.equal(pages, want)
+    OPS["write_kv"].reference(fused[:, 4:], None, want[:1], slots)
+    rowwise.write_kv(fused[:, 4:], None, pages[:1], slots)
+    assert torch.equal(pages, want)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

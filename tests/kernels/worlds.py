@@ -13,6 +13,7 @@ class World:
     """Requests of some lengths, their keys and values in pages, and queries for every position.
 
     Attributes:
+        common: tokens at the beginning of longer requests that lie in the pages of the first one, in whole pages.
         pages: [2, B, G, block, D]; slots that hold no token are NaN, so reading one shows.
         queries: per request, [length, H, D].
         tables: per request, its pages in order.
@@ -26,6 +27,7 @@ class World:
     dtype: torch.dtype = torch.float32
     kv_dtype: torch.dtype = torch.float32
     seed: int = 0
+    common: int = 0
     pages: Tensor = field(init=False)
     queries: list[Tensor] = field(init=False)
     tables: list[list[int]] = field(init=False)
@@ -35,6 +37,9 @@ class World:
         counts = [-(-length // self.block_size) for length in self.lengths]
         order = torch.randperm(sum(counts), generator=generator).tolist()
         self.tables = [[order.pop() for _ in range(count)] for count in counts]
+        for table, length in zip(self.tables, self.lengths, strict=True):
+            shared = self.common // self.block_size if length > self.common else 0
+            table[:shared] = self.tables[0][:shared]
         shape = (2, sum(counts), self.kv_heads, self.block_size, self.head_dim)
         values = torch.randn(shape, generator=generator)
         for table, length in zip(self.tables, self.lengths, strict=True):

@@ -97,6 +97,18 @@ def test_write_kv_puts_each_token_at_its_slot_and_touches_nothing_else() -> None
     assert pages.count_nonzero() == 2 * 2 * 2 * 8
 
 
+def test_write_kv_without_values_fills_one_plane_and_narrow_values_leave_the_rest() -> None:
+    make = Make(torch.float32)
+    k, v, slots = make(2, 1, 8), make(2, 1, 6), torch.tensor([1, 5])
+    pages = torch.zeros(2, 2, 1, 4, 8)
+    write_kv(k, v, pages, slots)
+    assert torch.equal(pages[1, 1, 0, 1, :6], v[1, 0])
+    assert pages[1].count_nonzero() == 12
+    latent = torch.zeros(1, 2, 1, 4, 8)
+    write_kv(k, None, latent, slots)
+    assert torch.equal(latent[0], pages[0])
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -105,6 +117,8 @@ def test_write_kv_puts_each_token_at_its_slot_and_touches_nothing_else() -> None
         {"window": 300},
         {"softcap": 1.2},
         {"softcap": 2.0, "window": 20, "sinks": torch.tensor([0.3, -1.0, 2.0, 0.0])},
+        {"alibi_slopes": torch.tensor([0.5, 0.1, 0.0, 0.02]), "sinks": torch.tensor([0.3, -1.0, 2.0, 0.0])},
+        {"value_dim": 24},
     ],
     ids=str,
 )
@@ -134,12 +148,23 @@ def one_query(case: dict, row: int, token: int, position: int) -> torch.Tensor:
             for cache in pages
         )
         scores = keys @ case["q"][token, head].double() * case["scale"]
+        values = values[:, : case.get("value_dim")]
         if case["softcap"] is not None:
             scores = (scores / case["softcap"]).tanh() * case["softcap"]
+        if case.get("alibi_slopes") is not None:
+            scores = scores - case["alibi_slopes"][head] * (position - torch.tensor(seen))
         if case.get("sinks") is not None:
             scores = torch.cat((scores, case["sinks"][head : head + 1].double()))
         results.append((scores.softmax(0)[: len(seen)] @ values).float())
     return torch.stack(results)
+
+
+def test_one_plane_of_pages_gives_values_that_are_the_beginning_of_the_keys() -> None:
+    case = attention_case(Make(torch.float32), [(1, 300), (4, 30)], groups=1, value_dim=24)
+    case["pages"][1] = case["pages"][0]
+    expected = paged_attention(**case)
+    assert torch.equal(paged_attention(**{**case, "pages": case["pages"][:1]}), expected)
+    assert expected.shape == (5, 4, 24)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -108,6 +108,14 @@ CROWD = Schedule(
 )
 """Long prompts that all arrive at once and are computed in one step of more than 800 tokens."""
 
+COMPANY = Schedule(
+    tuple(Ask(num_shared=258, num_own=3 + i, max_tokens=5, seed=i, options={"temperature": 0.8}) for i in range(4)),
+    token_budget=700,
+    warm=True,
+    threads=2,
+)
+"""Requests that decode together, with pages in common that hold more than one split of keys."""
+
 
 sampling_options = st.fixed_dictionaries(
     {"temperature": st.sampled_from([0.0, 0.0, 0.6, 1.0, 1.7])},

@@ -25,13 +25,15 @@ def paged_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     out: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    value_dim: int | None = None,
 ) -> Tensor:
     """See `octavo.ops.paged_attention`."""
-    target = torch.empty_like(q) if out is None else out
-    sinks = sinks if sinks is None else sinks.float().contiguous()
-    call = paged_attention_call(q, pages, batch, scale, window, softcap, sinks, target)
+    target = q.new_empty(*q.shape[:2], value_dim or q.shape[2]) if out is None else out
+    sinks, alibi_slopes = (x if x is None else x.float().contiguous() for x in (sinks, alibi_slopes))
+    call = paged_attention_call(q, pages, batch, scale, window, softcap, sinks, target, alibi_slopes, value_dim)
     if call is None:
-        return op.reference(q, pages, batch, scale, window, softcap, sinks, out)
+        return op.reference(q, pages, batch, scale, window, softcap, sinks, out, alibi_slopes, value_dim)
     _native.paged_attention(*call)
     return target
 
@@ -45,16 +47,20 @@ def paged_attention_call(
     softcap: float | None,
     sinks: Array | None,
     out: Array,
+    alibi_slopes: Array | None,
+    value_dim: int | None,
 ) -> Call | None:
-    """The kernel's arguments, sinks in contiguous float32; None where it does not cover these."""
+    """The kernel's arguments, sinks and slopes in contiguous float32; None where it does not cover these."""
     if _native is None or not (_covers_heads(q, pages) and _covers_heads(out, pages) and _covers_batch(batch)):
         return None
+    assert out.shape[2] == (value_dim or q.shape[2])
     table = batch.block_table
     return (
-        *(out.data_ptr(), out.stride(0), q.data_ptr(), q.stride(0), pages.data_ptr()),
+        *(out.data_ptr(), out.stride(0), out.shape[2], q.data_ptr(), q.stride(0), pages.data_ptr()),
         *(batch.query_start.data_ptr(), batch.seq_lens.data_ptr(), table.data_ptr(), table.stride(0)),
-        *(batch.seq_lens.shape[0], q.shape[0], q.shape[1], *pages.shape[1:]),
+        *(batch.seq_lens.shape[0], q.shape[0], q.shape[1], *pages.shape),
         *(scale, window or 0, softcap or 0.0, 0 if sinks is None else sinks.data_ptr()),
+        0 if alibi_slopes is None else alibi_slopes.data_ptr(),
         *(_CODES[q.dtype], _CODES[pages.dtype]),
     )
 
@@ -68,7 +74,7 @@ def _covers_heads(x: Array, pages: Array) -> bool:
         and x.dtype in _CODES
         and pages.dtype in _CODES
         and pages.is_contiguous()
-        and size % 8 == 0
+        and size % (2 if pages.shape[0] == 2 else 8) == 0  # what is read behind a key is the next one or a value
         and x.stride(2) == 1
         and (x.stride(1) == size or heads == 1)
     )

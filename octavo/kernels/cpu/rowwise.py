@@ -167,18 +167,19 @@ def rope_call(q: Array, k: Array, positions: Array, cos_sin: Array, interleaved:
     )
 
 
-def write_kv(k: Tensor, v: Tensor, pages: Tensor, slot_mapping: Tensor) -> None:
+def write_kv(k: Tensor, v: Tensor | None, pages: Tensor, slot_mapping: Tensor) -> None:
     """See `octavo.ops.write_kv`."""
     call = write_kv_call(k, v, pages, slot_mapping)
     write_kv_op.write_kv.reference(k, v, pages, slot_mapping) if call is None else _native.write_kv(*call)
 
 
-def write_kv_call(k: Array, v: Array, pages: Array, slot_mapping: Array) -> Call | None:
+def write_kv_call(k: Array, v: Array | None, pages: Array, slot_mapping: Array) -> Call | None:
     """The kernel's arguments; None where it does not cover these."""
-    covered = _covers(k, v) and _packed_heads(k) and _packed_heads(v)
+    covered = _covers(k) and _packed_heads(k) and (v is None or (_covers(k, v) and _packed_heads(v)))
     if not covered or not _is_vector(pages, *_CODES) or not _is_vector(slot_mapping, torch.int64):
         return None
+    values = (0, 0) if v is None else (v.data_ptr(), v.stride(0))
     return (
-        *(k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), pages.data_ptr(), slot_mapping.data_ptr()),
-        *(k.shape[0], *pages.shape[1:], _CODES[k.dtype], _CODES[pages.dtype]),
+        *(k.data_ptr(), k.stride(0), *values, pages.data_ptr(), slot_mapping.data_ptr()),
+        *(k.shape[0], *pages.shape[1:], 0 if v is None else v.shape[2], _CODES[k.dtype], _CODES[pages.dtype]),
     )
