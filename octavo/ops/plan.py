@@ -3,6 +3,7 @@
 `models/trace.py` writes a plan, a provider replays it. Knows no models, batches or addresses.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -11,6 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from octavo.ops.dispatch import OPS
 from octavo.ops.empty_weight import Weight
 from octavo.registry import Registry
 
@@ -88,8 +90,10 @@ class Call(NamedTuple):
 
     def __str__(self) -> str:
         result = f"{self.args['out']} = " if "out" in self.args else ""
-        shown = {name: value for name, value in self.args.items() if name != "out" and value is not None}
-        return f"{result}{self.op}({', '.join(f'{name}={value}' for name, value in shown.items())})"
+        parameters = inspect.signature(OPS[self.op].reference).parameters
+        shown = {k: v for k, v in self.args.items() if k != "out" and v != parameters[k].default}
+        given = [f"{name}={value}" for name, value in shown.items()]
+        return f"{result}{self.op}({', '.join(given)})"
 
 
 class Buffer(NamedTuple):

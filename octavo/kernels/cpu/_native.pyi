@@ -26,6 +26,33 @@ def norm(
     weight_dtype: int,
     /,
 ) -> None: ...
+def embedding(table: int, out: int, out_stride: int, ids: int, tokens: int, /) -> None: ...
+def linear(
+    matrix: int,
+    out: int,
+    out_stride: int,
+    float_out: bool,
+    x: int,
+    x_stride: int,
+    bias: int,
+    tokens: int,
+    shards: int,
+    /,
+) -> None: ...
+def gated_linear(
+    gate: int,
+    up: int,
+    activation: int,
+    out: int,
+    out_stride: int,
+    x: int,
+    x_stride: int,
+    gate_bias: int,
+    up_bias: int,
+    tokens: int,
+    /,
+) -> None: ...
+def scale(x: int, x_stride: int, factor: float, tokens: int, size: int, dtype: int, /) -> None: ...
 def rope(
     q: int,
     q_stride: int,
@@ -99,9 +126,17 @@ def multiply_add(steps: int, /) -> float:
 class Matrix:
     """A weight matrix [rows, columns] in memory of its own, in panels; zero until written."""
 
+    address: int
     def __init__(self, rows: int, columns: int, dtype: int, /) -> None: ...
     def write(self, x: int, x_stride: int, begin: int, count: int, /) -> None: ...
-    def read(self, out: int, out_stride: int, ids: int, begin: int, count: int, /) -> None: ...
-    def multiply(
-        self, out: int, out_stride: int, float_out: bool, x: int, x_stride: int, bias: int, tokens: int, /
-    ) -> None: ...
+    def read(self, out: int, out_stride: int, begin: int, count: int, /) -> None: ...
+
+class Plan:
+    """Ops to run again and again; see csrc/cpu/plan.h. Each op above is also a method, which adds it."""
+
+    def __init__(self, traced_tokens: int, /) -> None: ...
+    def input(self) -> int: ...
+    def weight(self) -> int: ...
+    def buffer(self, offset: int, /) -> int: ...
+    def bind(self, weight: int, address: int, /) -> None: ...
+    def run(self, arena: int, inputs: list[int], tokens: int, rows: int, /) -> None: ...
