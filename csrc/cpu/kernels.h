@@ -138,9 +138,7 @@ struct Packed {
   DType dtype;
 };
 
-enum class Activation : int32_t { none = 0, silu = 1, gelu_tanh = 2, gelu = 3 };
-
-// out = x @ weight.T + bias, rounded once; or, with an activation, act(x @ weight.T + bias) * (x @ up.T + up_bias).
+// out = x @ weight.T + bias, rounded once.
 struct LinearArgs {
   void* out;         // [T, rows], float or of the weight's type
   const void* x;     // [T, columns] of the weight's type
@@ -148,9 +146,7 @@ struct LinearArgs {
   int64_t out_stride, x_stride, tokens;
   bool float_out;
   int64_t shards;  // of K, summed in a balanced tree: 1, or 2, 4 or 8 of a multiple of 32 columns each
-  Activation activation;
-  const void* up_bias;
-  Packed weight, up;  // of one shape and type; `up` only with an activation
+  Packed weight;
 };
 
 // Room for a thread's intermediate sums: float* (floats), kept until its next call.

@@ -142,7 +142,6 @@ struct Linear {
 
   const LinearArgs& a;
   Room room;
-  bool gated = a.activation != Activation::none;
   int64_t columns = a.weight.steps * kDepth;  // zeros beyond the last one included
   int64_t panel_size = columns * kPanelRows;
   int64_t chunk = chunk_of(a.tokens, columns);
@@ -181,14 +180,13 @@ struct Linear {
     }
   }
 
-  // The vectors of a tile that starts with output vector `vec`; of a gated product, gates and then the others.
+  // The vectors of a tile that starts with output vector `vec`.
   template <int V>
   void point(const T* (&vectors)[V], int64_t vec, int64_t step) const {
     for (int v = 0; v < V; ++v) {
-      bool up = gated && v >= V / 2;
-      int64_t at = vec + (up ? v - V / 2 : v);
-      const T* data = static_cast<const T*>(up ? a.up.data : a.weight.data);
-      vectors[v] = data + at / kPanelVecs * panel_size + (step * kPanelVecs + at % kPanelVecs) * W * kDepth;
+      int64_t at = vec + v;
+      int64_t in_panel = (step * kPanelVecs + at % kPanelVecs) * W * kDepth;
+      vectors[v] = static_cast<const T*>(a.weight.data) + at / kPanelVecs * panel_size + in_panel;
     }
   }
 
@@ -214,7 +212,7 @@ struct Linear {
   // The chunk times V vectors of weights, at most Rows tokens at a time.
   template <int Rows, int V>
   void run_vectors(int64_t vec) const {
-    int64_t tiles = (tokens + Rows - 1) / Rows, after = vec + (gated ? V / 2 : V);
+    int64_t tiles = (tokens + Rows - 1) / Rows, after = vec + V;
     int64_t block = tiles == 1 ? a.weight.steps : kBlockSteps;
     for_segments(a.weight.steps, a.shards, block, [&](const Segment& segment) {
       int64_t end = segment.begin + segment.count;
@@ -238,8 +236,7 @@ struct Linear {
   // Output vectors from vec on with tiles of V vectors, while there are enough. Returns where it stopped.
   template <int Rows, int V>
   int64_t run_range(int64_t vec) const {
-    int64_t width = gated ? V / 2 : V;
-    for (; vec + width <= end_vec; vec += width) run_vectors<Rows, V>(vec);
+    for (; vec + V <= end_vec; vec += V) run_vectors<Rows, V>(vec);
     return vec;
   }
 

@@ -32,7 +32,6 @@ class TileLinear {
   const LinearArgs& a_;
   Room room_;
   Tiles tiles_;
-  bool gated_ = a_.activation != Activation::none;
   int64_t steps_ = a_.weight.steps;
   bool outer_ = steps_ >= 4096 && a_.tokens >= 128;  // K as the outer loop: tokens must stay in the L2 cache
   bool pack_ = steps_ * 2 != a_.weight.columns || (a_.weight.rows >= kPackRows && a_.tokens > 16);
@@ -52,8 +51,8 @@ class TileLinear {
     blocks_ = (tokens_ + kBlock - 1) / kBlock;
     rows_ = (tokens_ + blocks_ - 1) / blocks_;
     low_ = tokens_ <= 16 ? rows_ : (rows_ + 1) / 2;
-    int64_t sums_of_unit = blocks_ * kBlock * 2 * kPanelRows;
-    slot_size_ = outer_ ? (end - begin) * (gated_ ? 2 : 1) * sums_of_unit : sums_of_unit;
+    int64_t panel_sums = blocks_ * kBlock * 2 * kPanelRows;
+    slot_size_ = outer_ ? (end - begin) * panel_sums : panel_sums;
     int64_t sums = slots_of(a_.shards) * slot_size_;
     waiting_ = room_(sums + (pack_ ? blocks_ * kBlock * steps_ : 0));
     const uint16_t* from = static_cast<const uint16_t*>(a_.x) + token_ * a_.x_stride;
@@ -90,23 +89,19 @@ class TileLinear {
     return {x_ + (block_token(block) + (high ? low_ : 0)) * x_stride_ + begin * 4, x_stride_, 64};
   }
 
-  // Half a panel: 16 outputs.
-  const char* half(int64_t index, bool up) const {
-    const char* data = static_cast<const char*>(up ? a_.up.data : a_.weight.data);
-    return data + index / 2 * steps_ * kStepBytes + index % 2 * 64;
+  const char* panel_at(int64_t panel) const {
+    return static_cast<const char*>(a_.weight.data) + panel * steps_ * kStepBytes;
   }
 
   // At most 16 tokens: an A tile, and two panels of weights, which stream through once.
   void run_few(int64_t begin, int64_t end) {
-    int64_t width = gated_ ? 1 : 2;
-    for (int64_t panel = begin; panel < end; panel += width) {
-      bool alone = !gated_ && panel + 1 == end;
-      int64_t after = panel + width < end ? panel + width : panel;
-      const char *w[2] = {half(2 * panel, false), half(2 * (panel + (!gated_ && !alone)), gated_)};
-      const char *next[2] = {half(2 * after, false), half(2 * (after + (!gated_ && after + 1 < end)), gated_)};
+    auto at = [&](int64_t panel) { return panel_at(panel < end ? panel : end - 1); };
+    for (int64_t panel = begin; panel < end; panel += 2) {
+      int panels = panel + 1 < end ? 2 : 1;
+      const char *w[2] = {at(panel), at(panel + 1)}, *next[2] = {at(panel + 2), at(panel + 3)};
       for_segments(steps_, a_.shards, steps_, [&](const Segment& segment) {
-        multiply_few(segment, w, next, alone ? 1 : 2);
-        leave(segment, waiting_, 0, panel * kPanelRows, alone ? 2 : 4);
+        multiply_few(segment, w, next, panels);
+        leave(segment, waiting_, 0, panel * kPanelRows, 2 * panels);
       });
     }
   }
@@ -140,34 +135,27 @@ class TileLinear {
     tiles_.template store<3>(sums + 192, stride);
   }
 
-  // Two A tiles times two halves of panels.
+  // Two A tiles times the two halves of a panel.
   void run_many(int64_t begin, int64_t end) {
-    int64_t units = (end - begin) * (gated_ ? 2 : 1), block_sums = kBlock * kPanelRows;
-    auto run_unit = [&](const Segment& segment, int64_t unit, float* sums) {
-      for (int64_t block = 0; block < blocks_; ++block, sums += block_sums) {
-        multiply_many(segment, begin, unit, unit + 1 < units ? unit + 1 : unit, block, sums);
-        int64_t first = gated_ ? begin * kPanelRows + unit * 16 : (begin + unit) * kPanelRows;
-        leave(segment, sums, block_token(block), first, 2);
+    constexpr int64_t kBlockSums = kBlock * kPanelRows;
+    auto run_panel = [&](const Segment& segment, int64_t panel, float* sums) {
+      for (int64_t block = 0; block < blocks_; ++block, sums += kBlockSums) {
+        multiply_many(segment, panel_at(panel), panel_at(panel + 1 < end ? panel + 1 : panel), block, sums);
+        leave(segment, sums, block_token(block), panel * kPanelRows, 2);
       }
     };
     if (outer_) {
       for_segments(steps_, a_.shards, kOuterSteps, [&](const Segment& segment) {
-        for (int64_t i = 0; i < units; ++i) run_unit(segment, i, waiting_ + i * blocks_ * block_sums);
+        for (int64_t i = begin; i < end; ++i) run_panel(segment, i, waiting_ + (i - begin) * blocks_ * kBlockSums);
       });
     } else {
-      for (int64_t i = 0; i < units; ++i) {
-        for_segments(steps_, a_.shards, steps_, [&](const Segment& segment) { run_unit(segment, i, waiting_); });
+      for (int64_t i = begin; i < end; ++i) {
+        for_segments(steps_, a_.shards, steps_, [&](const Segment& segment) { run_panel(segment, i, waiting_); });
       }
     }
   }
 
-  // The halves of a unit: a panel, or in a gated product 16 gates and their others.
-  const char* half_of(int64_t begin, int64_t unit, bool second) const {
-    if (gated_) return half(2 * begin + unit, second);
-    return half(2 * (begin + unit) + second, false);
-  }
-
-  void multiply_many(const Segment& segment, int64_t begin, int64_t unit, int64_t next_unit, int64_t block, float* sums) {
+  void multiply_many(const Segment& segment, const char* w, const char* next, int64_t block, float* sums) {
     char* to = reinterpret_cast<char*>(sums);
     constexpr int64_t kStride = kPanelRows * 4;
     char* to_high = to + low_ * kStride;
@@ -180,20 +168,16 @@ class TileLinear {
       tiles_.template load<3>(to_high + 64, kStride);
     }
     Walk low = tokens_of(block, false, segment.begin), high = tokens_of(block, true, segment.begin);
-    const char *w0 = half_of(begin, unit, false), *w1 = half_of(begin, unit, true);
-    const char *next0 = half_of(begin, next_unit, false), *next1 = half_of(begin, next_unit, true);
-    // Of the 16 lines of each half of what comes next, every block fetches its part: DRAM must not idle in any.
-    int64_t line = kTileSteps * block / blocks_, last_line = kTileSteps * (block + 1) / blocks_;
+    // Of the 32 lines of a tile of the next panel every block fetches its part: DRAM must not idle in any.
+    constexpr int64_t kLines = kPanelTileBytes / 64;
+    int64_t line = kLines * block / blocks_, last_line = kLines * (block + 1) / blocks_;
     for (int64_t step = segment.begin; step < segment.begin + segment.count; step += kTileSteps) {
       int64_t at = step * kStepBytes;
-      for (int64_t i = line; i < last_line; ++i) {
-        prefetch_line_l2(next0 + at + i * kStepBytes);
-        prefetch_line_l2(next1 + at + i * kStepBytes);
-      }
+      for (int64_t i = line; i < last_line; ++i) prefetch_line_l2(next + at + i * 64);
       tiles_.template load<4>(low.p, low.stride);
       tiles_.template load<5>(high.p, high.stride);
-      tiles_.template load<6>(w0 + at, kStepBytes);
-      tiles_.template load<7>(w1 + at, kStepBytes);
+      tiles_.template load<6>(w + at, kStepBytes);
+      tiles_.template load<7>(w + at + 64, kStepBytes);
       tiles_.template dot<0, 4, 6>();
       tiles_.template dot<1, 4, 7>();
       tiles_.template dot<2, 5, 6>();

@@ -100,10 +100,9 @@ void Matrix::read(void* out, int64_t out_stride, const int64_t* ids, int64_t beg
   });
 }
 
-void Matrix::multiply(const Kernels& kernels, LinearArgs a, const Matrix* up) const {
+void Matrix::multiply(const Kernels& kernels, LinearArgs a) const {
   a.weight = packed_;
-  if (up) a.up = up->packed_;
-  int64_t work = panels() * panel_size() * (up ? 2 : 1) * std::max<int64_t>(1, a.tokens / 16);
+  int64_t work = panels() * panel_size() * std::max<int64_t>(1, a.tokens / 16);
   // Equal shares, and some more pieces where there is much to do: a thread may lose its CPU.
   int64_t threads = Pool::get().size(), pieces = 1;
   if (work > kPieceElements / 8) pieces = threads * std::max<int64_t>(1, work / (threads * kPieceElements));

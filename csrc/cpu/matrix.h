@@ -19,8 +19,8 @@ class Matrix {
   void write(const void* x, int64_t x_stride, int64_t begin, int64_t count);
   // out[i] = row ids[i], or row begin + i where ids is null.
   void read(void* out, int64_t out_stride, const int64_t* ids, int64_t begin, int64_t count) const;
-  // out = x @ matrix.T + bias, or the gated product with `up`, which has this one's shape and type; see LinearArgs.
-  void multiply(const Kernels& kernels, LinearArgs args, const Matrix* up = nullptr) const;
+  // out = x @ matrix.T + bias; see LinearArgs.
+  void multiply(const Kernels& kernels, LinearArgs args) const;
 
  private:
   int64_t panels() const;

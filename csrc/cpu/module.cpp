@@ -52,19 +52,8 @@ EmbeddingOp embedding(U table, U out, I out_stride, U ids, I tokens) {
 }
 
 LinearOp linear(U matrix, U out, I out_stride, bool float_out, U x, I x_stride, U bias, I tokens, I shards) {
-  LinearArgs args{};
-  args.out = at(out), args.out_stride = out_stride, args.float_out = float_out;
-  args.x = at(x), args.x_stride = x_stride, args.tokens = tokens;
-  args.bias = at(bias), args.shards = shards;
-  return {at<const Matrix>(matrix), nullptr, args};
-}
-
-LinearOp gated_linear(U gate, U up, int activation, U out, I out_stride, U x, I x_stride, U gate_bias, U up_bias,
-                      I tokens) {
-  LinearOp op = linear(gate, out, out_stride, false, x, x_stride, gate_bias, tokens, 1);
-  op.up = at<const Matrix>(up);
-  op.args.up_bias = at(up_bias), op.args.activation = static_cast<Activation>(activation);
-  return op;
+  return {at<const Matrix>(matrix),
+          {at(out), at(x), at(bias), out_stride, x_stride, tokens, float_out, shards, {}}};
 }
 
 NormOp norm(U out, I out_inner, I out_outer_stride, I out_inner_stride, U x, I x_inner, I x_outer_stride,
@@ -138,7 +127,6 @@ void add_ops(nb::module_& m) {
           nb::call_guard<nb::gil_scoped_release>());
   add_op(m, plan, "embedding", &embedding);
   add_op(m, plan, "linear", &linear);
-  add_op(m, plan, "gated_linear", &gated_linear);
   add_op(m, plan, "norm", &norm);
   add_op(m, plan, "silu_mul", &gated<&Kernels::silu_mul>);
   add_op(m, plan, "gelu_tanh_mul", &gated<&Kernels::gelu_tanh_mul>);

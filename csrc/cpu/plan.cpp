@@ -11,10 +11,10 @@ void EmbeddingOp::bind(const Step& step) {
 void EmbeddingOp::run(const Kernels&) const { table->read(out, out_stride, ids, 0, tokens); }
 
 void LinearOp::bind(const Step& step) {
-  step.at(matrix, up, args.out, args.x, args.bias, args.up_bias);
+  step.at(matrix, args.out, args.x, args.bias);
   step.per_token(args.tokens);
 }
-void LinearOp::run(const Kernels& kernels) const { matrix->multiply(kernels, args, up); }
+void LinearOp::run(const Kernels& kernels) const { matrix->multiply(kernels, args); }
 
 void NormOp::bind(const Step& step) {
   step.at(args.out.data, args.x.data, args.residual.data, args.weight);

@@ -58,7 +58,6 @@ struct EmbeddingOp {
 
 struct LinearOp {
   const Matrix* matrix;
-  const Matrix* up;  // null: not gated
   LinearArgs args;
   void bind(const Step& step);
   void run(const Kernels& kernels) const;

@@ -39,39 +39,18 @@ inline void add_shard(float* sums, int64_t slot_size, int64_t count, int64_t sha
   for (int64_t k = 0; k < count; k += W) store(slot + k, load(sums + k));
 }
 
-template <typename T>
-inline F rounded(F x) {
-  if constexpr (sizeof(T) == sizeof(float)) return x;
-  T lanes[W];
-  store(lanes, x);
-  return load(lanes);
-}
-
-inline F activate(Activation activation, F x) {
-  if (activation == Activation::silu) return silu(x);
-  return activation == Activation::gelu_tanh ? gelu_tanh(x) : gelu(x);
-}
-
-// Sums [rows, vecs * W] of tokens from `token` on and outputs from `column` on become outputs. In a gated product the
-// first half of each row are gates; they and the others are rounded as if they had been outputs.
+// Sums [rows, vecs * W] of tokens from `token` on and outputs from `column` on become outputs.
 template <typename T>
 __attribute__((noinline)) void finish_sums(const LinearArgs& a, const float* sums, int64_t token, int64_t rows,
                                            int64_t column, int vecs) {
-  const T *bias = static_cast<const T*>(a.bias), *up_bias = static_cast<const T*>(a.up_bias);
-  bool gated = a.activation != Activation::none;
-  int wide = gated ? vecs / 2 : vecs;
+  const T* bias = static_cast<const T*>(a.bias);
   for (int64_t r = 0; r < rows; ++r, sums += vecs * W) {
     int64_t at = (token + r) * a.out_stride;
-    for (int v = 0; v < wide; ++v) {
+    for (int v = 0; v < vecs; ++v) {
       int64_t row = column + v * W, left = a.weight.rows - row;
       auto put = [&](auto lanes) {
         F y = load(sums + v * W);
         if (bias) y = y + load(bias + row, lanes);
-        if (gated) {
-          F up = load(sums + (wide + v) * W);
-          if (up_bias) up = up + load(up_bias + row, lanes);
-          y = activate(a.activation, rounded<T>(y)) * rounded<T>(up);
-        }
         a.float_out ? store(static_cast<float*>(a.out) + at + row, y, lanes) : store(static_cast<T*>(a.out) + at + row, y, lanes);
       };
       if (left >= W) {

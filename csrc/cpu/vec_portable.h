@@ -23,7 +23,7 @@ inline F select_less(F a, F b, F yes, F no) { return a < b ? yes : no; }
 // x in lanes begin .. end, `other` elsewhere.
 inline F keep(F x, int begin, int end, F other) {
   I lane = {0, 1, 2, 3};
-  return (lane >= begin) & (lane < end) ? x : other;
+  return ((lane >= begin) & (lane < end)) ? x : other;
 }
 // 2^n for whole n in -126 .. 127.
 inline F exp2_whole(F n) { return (F)((__builtin_convertvector(n, I) + 127) << 23); }
