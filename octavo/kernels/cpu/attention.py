@@ -53,6 +53,9 @@ def paged_attention_call(
     """The kernel's arguments, sinks and slopes in contiguous float32; None where it does not cover these."""
     if _native is None or not (_covers_heads(q, pages) and _covers_heads(out, pages) and _covers_batch(batch)):
         return None
+    for x in (sinks, alibi_slopes):
+        if x is not None and (x.dtype is not torch.float32 or not x.is_contiguous()):
+            return None
     assert out.shape[2] == (value_dim or q.shape[2])
     table = batch.block_table
     return (
