@@ -69,18 +69,18 @@ ops:
   scale(x=b0, factor=6.0)
   b1 = rms_norm(x=b0, weight=model.layers.0.input_layernorm.weight, eps=1e-06)
   b2 = linear(x=b1, weight=model.layers.0.self_attn.qkv_proj.weight, \
-bias=model.layers.0.self_attn.qkv_proj.bias, shards=1)
+bias=model.layers.0.self_attn.qkv_proj.bias)
   rope(q=b2[:, 0:64] as 4 x 16, k=b2[:, 64:96] as 2 x 16, positions=positions, \
 cos_sin=model.layers.0.self_attn.cos_sin, interleaved=False)
   write_kv(k=b2[:, 64:96] as 2 x 16, v=b2[:, 96:128] as 2 x 16, pages=pages.0, slot_mapping=slot_mapping.0)
   b3 as 4 x 16 = paged_attention(q=b2[:, 0:64] as 4 x 16, pages=pages.0, \
 batch=(query_start.0, seq_lens.0, block_table.0), scale=0.17)
-  b4 = linear(x=b3, weight=model.layers.0.self_attn.o_proj.weight, bias=model.layers.0.self_attn.o_proj.bias, shards=1)
+  b4 = linear(x=b3, weight=model.layers.0.self_attn.o_proj.weight, bias=model.layers.0.self_attn.o_proj.bias)
   scale(x=b4, factor=0.41)
   b5 = add_rms_norm(x=b4, residual=b0, weight=model.layers.0.post_attention_layernorm.weight, eps=1e-06)
-  b6 = linear(x=b5, weight=model.layers.0.mlp.gate_up_proj.weight, shards=1)
+  b6 = linear(x=b5, weight=model.layers.0.mlp.gate_up_proj.weight)
   b7 = silu_mul(x=b6)
-  b8 = linear(x=b7, weight=model.layers.0.mlp.down_proj.weight, shards=1)
+  b8 = linear(x=b7, weight=model.layers.0.mlp.down_proj.weight)
   scale(x=b8, factor=0.41)
   b9 = add_rms_norm(x=b8, residual=b0, weight=model.norm.weight, eps=1e-06)
 returns b9"""

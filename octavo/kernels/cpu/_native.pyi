@@ -39,19 +39,6 @@ def linear(
     shards: int,
     /,
 ) -> None: ...
-def gated_linear(
-    gate: int,
-    up: int,
-    activation: int,
-    out: int,
-    out_stride: int,
-    x: int,
-    x_stride: int,
-    gate_bias: int,
-    up_bias: int,
-    tokens: int,
-    /,
-) -> None: ...
 def scale(x: int, x_stride: int, factor: float, tokens: int, size: int, dtype: int, /) -> None: ...
 def rope(
     q: int,
