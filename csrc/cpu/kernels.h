@@ -155,6 +155,24 @@ using Room = float* (*)(int64_t);
 // Independent chains of multiply-adds: enough to hide their latency, few enough for 16 registers.
 constexpr int kFmaChains = 12;
 
+// Logits are handled in blocks of ids: the blocks of the generator (octavo/ops/random.py).
+constexpr int kBlock = 64;
+
+// The logits of one row. Distances are logit / temperature - top <= 0.
+struct LogitsRow {
+  const float* logits;  // [vocab]
+  float* peaks;         // [blocks] largest logit of each block
+  int64_t vocab;
+  float temperature;
+  float top;  // largest logit / temperature
+};
+
+// A token of a row: the smaller its key, the more likely, and then the lower its id, which is the key's lower half.
+struct Token {
+  uint64_t key;
+  int64_t mass;  // see sample.h
+};
+
 struct Kernels {
   const char* name;
   int64_t width;  // floats in a vector
@@ -174,6 +192,12 @@ struct Kernels {
   void (*finish)(const AttentionArgs&, const Tile&, const Partial& total);
   // All tokens times the panels begin .. end.
   void (*linear)(const LinearArgs&, Room room, int64_t begin, int64_t end);
+  // Peaks of blocks begin .. end. False if a logit is NaN or +inf.
+  bool (*find_peaks)(const LogitsRow&, int64_t begin, int64_t end);
+  // The mass of blocks begin .. end; needs their peaks.
+  int64_t (*mass)(const LogitsRow&, int64_t begin, int64_t end);
+  // Writes all tokens with low <= distance < high to `out`, and returns the end of them; needs all peaks.
+  Token* (*collect)(const LogitsRow&, float low, float high, Token* out);
   // Ceilings, see ceiling.h.
   float (*read)(const float* x, int64_t begin, int64_t end);
   float (*multiply_add)(int64_t steps);

@@ -14,6 +14,7 @@
 #include "ops.h"
 #include "plan.h"
 #include "pool.h"
+#include "sampling.h"
 #include "tiers.h"
 
 namespace nb = nanobind;
@@ -143,6 +144,28 @@ void add_ceilings(nb::module_& m) {
   m.def("multiply_add", [](int64_t steps) { return multiply_add(kernels(), steps); }, no_gil);
 }
 
+// After a forward pass, never part of a plan.
+void add_sampling(nb::module_& m) {
+  auto no_gil = nb::call_guard<nb::gil_scoped_release>();
+  m.def(
+      "sample",
+      [](U out, U processed, U logits, I stride, I rows, I vocab, U temperature, U top_k, U top_p, U min_p, U seed,
+         U sample_index, U position) {
+        sample(kernels(), {at<I>(out), at<float>(processed), at<float>(logits), stride, rows, vocab,
+                           at<float>(temperature), at<I>(top_k), at<double>(top_p), at<double>(min_p), at<I>(seed),
+                           at<I>(sample_index), at<I>(position)});
+      },
+      no_gil);
+  m.def(
+      "rank_tokens",
+      [](U out_ids, U out_values, U out_ranks, U logits, I stride, I rows, I vocab, U token_ids, I num_top,
+         bool normalized) {
+        rank_tokens(kernels(), {at<I>(out_ids), at<float>(out_values), at<I>(out_ranks), at<float>(logits), stride,
+                                rows, vocab, at<I>(token_ids), num_top, normalized});
+      },
+      no_gil);
+}
+
 void add_matrix(nb::module_& m) {
   auto no_gil = nb::call_guard<nb::gil_scoped_release>();
   nb::class_<Matrix>(m, "Matrix")
@@ -180,5 +203,6 @@ NB_MODULE(_native, m) {
       nb::call_guard<nb::gil_scoped_release>());
   add_ops(m);
   add_ceilings(m);
+  add_sampling(m);
   add_matrix(m);
 }

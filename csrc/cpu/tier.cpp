@@ -3,6 +3,7 @@
 #include "ceiling.h"
 #include "linear.h"
 #include "rowwise.h"
+#include "sample.h"
 
 #define OCTAVO_STRING_(x) #x
 #define OCTAVO_STRING(x) OCTAVO_STRING_(x)
@@ -15,7 +16,7 @@ const Kernels* OCTAVO_JOIN(OCTAVO_TIER, _kernels)() {
   using namespace OCTAVO_TIER;
   static constexpr Kernels table = {
       OCTAVO_STRING(OCTAVO_TIER), W, norm, rope, write_kv, silu_mul, gelu_tanh_mul, gelu_mul, scale, attend, merge, finish, linear,
-      read, multiply_add,
+      find_peaks, mass, collect, read, multiply_add,
   };
   return &table;
 }

@@ -82,6 +82,22 @@ inline float max_lane(F x) {
   return z[0] > z[1] ? z[0] : z[1];
 }
 
+// Bit i: a < b in lane i.
+inline uint32_t less(F a, F b) { return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_LT_OQ))); }
+
+// Sums in float64, one per lane.
+struct Wide {
+  __m256d low = _mm256_setzero_pd(), high = _mm256_setzero_pd();
+};
+inline void add(Wide& sum, F x) {
+  sum.low = sum.low + _mm256_cvtps_pd(_mm256_castps256_ps128(x));
+  sum.high = sum.high + _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
+}
+inline double sum(const Wide& x) {
+  __m256d z = x.low + x.high;
+  return (z[0] + z[2]) + (z[1] + z[3]);
+}
+
 // columns[c] holds, of each of W rows, the 32-bit word c behind `offset` bytes; c = 0 .. 3.
 inline void load_columns(F (&columns)[4], const void* const* rows, int64_t offset) {
   F a[4];

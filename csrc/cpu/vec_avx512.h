@@ -67,6 +67,19 @@ inline float sum(F x) {
 }
 inline float max_lane(F x) { return _mm512_reduce_max_ps(x); }
 
+// Bit i: a < b in lane i.
+inline uint32_t less(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+
+// Sums in float64, one per lane.
+struct Wide {
+  __m512d low = _mm512_setzero_pd(), high = _mm512_setzero_pd();
+};
+inline void add(Wide& sum, F x) {
+  sum.low = sum.low + _mm512_cvtps_pd(_mm512_castps512_ps256(x));
+  sum.high = sum.high + _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1));
+}
+inline double sum(const Wide& x) { return _mm512_reduce_add_pd(x.low + x.high); }
+
 // columns[c] holds, of each of W rows, the 32-bit word c behind `offset` bytes; c = 0 .. 3.
 inline void load_columns(F (&columns)[4], const void* const* rows, int64_t offset) {
   F a[4];

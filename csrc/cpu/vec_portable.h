@@ -79,6 +79,17 @@ inline float max_lane(F x) {
   return a > b ? a : b;
 }
 
+// Bit i: a < b in lane i.
+inline uint32_t less(F a, F b) {
+  I mask = a < b;
+  return static_cast<uint32_t>((mask[0] & 1) | (mask[1] & 2) | (mask[2] & 4) | (mask[3] & 8));
+}
+
+// Sums in float64, one per lane.
+typedef double Wide __attribute__((vector_size(32)));
+inline void add(Wide& sum, F x) { sum = sum + __builtin_convertvector(x, Wide); }
+inline double sum(const Wide& x) { return (x[0] + x[2]) + (x[1] + x[3]); }
+
 // columns[c] holds, of each of W rows, the 32-bit word c behind `offset` bytes; c = 0 .. 3.
 inline void load_columns(F (&columns)[4], const void* const* rows, int64_t offset) {
   F x[4];

@@ -1,11 +1,19 @@
 """Choose the next token of each row from its logits. Knows no requests: penalties and masks were applied before.
 
-A row's choice depends on its own logits and `SampleParams` alone: sums run in one fixed order per vocabulary size,
-masses are added up as integers, noise is a function of the token (`ops.random`). Ids are handled in blocks of 64: after
-one pass for the largest logit of every block, nearly all of them are never looked at again.
+A row's choice depends on its own logits and `SampleParams` alone. Every number that decides is made of IEEE operations
+in a stated order (divisions, `logit_rows.mass`, `random.natural_log`) or is a sum of integers, so this reference and
+every kernel choose the same token, whatever the device, instruction set, batch or number of threads. Ids are handled in
+blocks of 64: after one pass for the largest logit of every block, most of them are never looked at again.
 
-Distances: `d = logit / temperature - (largest logit / temperature) <= 0`, so that `exp(d)` is a probability relative
-to the most likely token's.
+Distances: `d = logit / temperature - (largest logit / temperature) <= 0` in float32, so that `exp(d)` is a probability
+relative to the most likely token's. Tokens are in order of their logits, the largest first, then of their ids; every
+kind of truncation keeps a beginning of them:
+
+```text
+min_p   distance >= float32(ln min_p)
+top_k   the first k
+top_p   those that have less than top_p * (mass of all that are left) before them, in float64
+```
 """
 
 import math
@@ -14,40 +22,31 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from octavo.ops.dispatch import op
+from octavo.ops.logit_rows import MASS_UNIT, NO_MASS, block_masses, descending_key, into_blocks, mass
 from octavo.ops.random import BLOCK, LATEST, DrawKeys, draw_blocks, draw_times, natural_log
 
 NO_TOKEN_LEFT = -1
 NOT_FINITE = -2
 
-MASS_SCALE = 2.0**36
-"""Probabilities are added up in units of 2^-36 of the most likely token's: exact in int64, whatever the order."""
-
 MARGIN = 1e-3
 """Bounds in float arithmetic give way by this much, so that rounding never excludes what could matter."""
 
-FLOOR_BISECTIONS = 4
-"""Passes over the vocabulary that narrow down where a nucleus ends, so that fewer tokens have to be sorted."""
-
-CACHED_ELEMENTS = 1 << 18
-"""Passes over the vocabulary take this many logits at a time, which stay in a core's cache."""
+FLOOR_BISECTIONS = 6
+"""Steps that narrow down where a nucleus ends, so that fewer tokens have to be sorted."""
 
 
 @dataclass(slots=True)
 class SampleParams:
-    """How to choose, per row. Groups of rows are known beforehand so that no kernel has to look for them.
+    """How to choose, per row.
 
     Attributes:
-        temperature: [S] float32, > 0 where a row draws.
+        temperature: [S] float32; 0 takes the most likely token, and the others are ignored.
         top_k: [S] int64; 0 is off.
         top_p: [S] float64 in (0, 1]; 1 is off.
         min_p: [S] float64 in [0, 1]; 0 is off.
         keys: seed, sample index and position of each row.
-        greedy: [.] int64, rows that take the most likely token.
-        drawn: [.] int64, the other rows: first `num_nucleus` with top_p alone, then `num_ranked` with top_k or min_p,
-            then those with neither.
     """
 
     temperature: Tensor
@@ -55,10 +54,11 @@ class SampleParams:
     top_p: Tensor
     min_p: Tensor
     keys: DrawKeys
-    greedy: Tensor
-    drawn: Tensor
-    num_nucleus: int
-    num_ranked: int
+
+    def __getitem__(self, rows: Tensor) -> "SampleParams":
+        return SampleParams(
+            self.temperature[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows], self.keys[rows]
+        )
 
 
 @op
@@ -69,37 +69,28 @@ def sample(logits: Tensor, params: SampleParams, out: Tensor | None = None, proc
         logits: [S, V] float32, -inf where a token is excluded.
         out: [S] int64, written when given.
         processed: [S, V] float32, set when given to the logits drawn from: divided by the temperature, -inf where
-            truncated. Rows that are greedy keep their logits.
+            truncated. Rows that are greedy keep their logits; rows with an error have anything.
 
     Returns:
-        [S] int64 token ids; `NO_TOKEN_LEFT` where all is excluded, `NOT_FINITE` where a logit is NaN or +inf.
+        [S] int64 token ids; `NO_TOKEN_LEFT` where all is excluded, `NOT_FINITE` where a logit (divided by the
+        temperature) is NaN or +inf.
     """
-    vocab_size = logits.shape[1]
+    out = torch.empty(len(logits), dtype=torch.int64, device=logits.device) if out is None else out
     blocks = into_blocks(logits)
     peaks = blocks.amax(-1)
-    top = peaks.amax(-1)
-    out = torch.empty(len(logits), dtype=torch.int64, device=logits.device) if out is None else out
-    if len(params.greedy) == len(logits):
-        out.copy_(most_likely(blocks, peaks))
-    elif len(params.greedy):
-        out[params.greedy] = most_likely(blocks[params.greedy], peaks[params.greedy])
+    drawn = (params.temperature > 0).nonzero()[:, 0]
+    top = (peaks / torch.where(params.temperature > 0, params.temperature, 1.0)[:, None]).amax(-1)
+    out.copy_(most_likely(blocks, peaks))
     if processed is not None:
         processed.copy_(logits)
-    if len(params.drawn):
-        drawn = scale(blocks, peaks, params)
-        cutoff = truncate(drawn, params, vocab_size)
-        out[params.drawn] = race(drawn, cutoff, params.keys[params.drawn])
+    if len(drawn):
+        rows = drawn_rows(blocks, peaks, top, params, drawn)
+        cutoff = truncate(rows)
+        out[drawn] = race(rows, cutoff)
         if processed is not None:
-            apply_cutoff(processed, params, drawn.top, cutoff)
+            apply_cutoff(processed, rows, cutoff)
     out.masked_fill_(top == -math.inf, NO_TOKEN_LEFT)
     return out.masked_fill_(top.isnan() | (top == math.inf), NOT_FINITE)
-
-
-def into_blocks(logits: Tensor) -> Tensor:
-    """[S, V] -> [S, V / BLOCK, BLOCK], padded with -inf."""
-    missing = -logits.shape[1] % BLOCK
-    padded = F.pad(logits, (0, missing), value=-math.inf) if missing else logits
-    return padded.view(len(logits), -1, BLOCK)
 
 
 def most_likely(blocks: Tensor, peaks: Tensor) -> Tensor:
@@ -109,158 +100,130 @@ def most_likely(blocks: Tensor, peaks: Tensor) -> Tensor:
     return block * BLOCK + inside.argmax(-1)
 
 
-def tree_sum_(x: Tensor) -> Tensor:
-    """Sum over the last axis, always added in the same tree. [S, V] -> [S]. **x is overwritten.**"""
-    width = x.shape[1]
-    while width > 1:
-        half = (width + 1) // 2
-        x[:, : width - half] += x[:, half:width]
-        width = half
-    return x[:, 0].clone()
-
-
-def descending_key(x: Tensor) -> Tensor:
-    """float32 -> int64 in 0 .. 2^32 - 1 that is smaller where x is larger: integers sort fast, and stably."""
-    bits = (x + 0.0).view(torch.int32)  # + 0.0: -0.0 is no smaller than 0.0
-    return 0x7FFFFFFF - (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
-
-
-class Scaled(NamedTuple):
-    """The F rows that draw. `distance(...)` turns logits into distances.
+class Drawn(NamedTuple):
+    """The F rows that draw.
 
     Attributes:
-        blocks: [S, NB, BLOCK] logits of all rows.
-        rows: [F] where in `blocks` each drawing row is.
-        temperature: [F]
+        rows: [F] where they are in the batch.
+        blocks: [F, NB, BLOCK] their logits.
+        peaks: [F, NB] largest logit of each block.
         top: [F] largest logit / temperature.
-        peaks: [F, NB] distance of the largest logit of each block.
+        params: of these rows.
     """
 
-    blocks: Tensor
     rows: Tensor
-    temperature: Tensor
-    top: Tensor
+    blocks: Tensor
     peaks: Tensor
+    top: Tensor
+    params: SampleParams
 
     def distance(self, logits: Tensor, row: Tensor) -> Tensor:
-        """[P, ...] logits of drawing rows `row` [P] -> [P, ...] distances."""
+        """[P, ...] logits of rows `row` [P] -> [P, ...] distances."""
         shape = (-1,) + (1,) * (logits.dim() - 1)
-        return logits / self.temperature[row].view(shape) - self.top[row].view(shape)
+        return logits / self.params.temperature[row].view(shape) - self.top[row].view(shape)
 
-    def block_distance(self, row: Tensor, block: Tensor) -> Tensor:
-        """Distances within some blocks. [P], [P] -> [P, BLOCK]"""
-        return self.distance(self.blocks[self.rows[row], block], row)
+    def peak_distance(self) -> Tensor:
+        """[F, NB]"""
+        return self.peaks / self.params.temperature[:, None] - self.top[:, None]
 
 
-def scale(blocks: Tensor, peaks: Tensor, params: SampleParams) -> Scaled:
-    """Divide by the temperature, of which the largest logit of each block is enough for now."""
-    rows, temperature = params.drawn, params.temperature[params.drawn]
-    scaled = peaks[rows] / temperature[:, None]
-    top = scaled.amax(-1)
-    return Scaled(blocks, rows, temperature, top, scaled - top[:, None])
+def drawn_rows(blocks: Tensor, peaks: Tensor, top: Tensor, params: SampleParams, rows: Tensor) -> Drawn:
+    """Rows `rows` of all."""
+    some = blocks if len(rows) == len(blocks) else blocks[rows]
+    return Drawn(rows, some, peaks[rows], top[rows], params[rows])
 
 
 class Cutoff(NamedTuple):
-    """What truncation keeps: distances above `distance`, and at `distance` ids up to `token_id`. [F] each.
+    """What truncation keeps: logits above `logit`, and at `logit` ids up to `token_id`. [F] each."""
 
-    Every kind of truncation keeps a beginning of the tokens in order of probability, then id.
-    """
-
-    distance: Tensor
+    logit: Tensor
     token_id: Tensor
 
-    def keeps(self, row: Tensor, distance: Tensor, token_id: Tensor) -> Tensor:
+    def keeps(self, row: Tensor, logit: Tensor, token_id: Tensor) -> Tensor:
         """Whether each token is kept. All [P, ...] but `row` [P]."""
-        shape = (-1,) + (1,) * (distance.dim() - 1)
-        limit, last = self.distance[row].view(shape), self.token_id[row].view(shape)
-        return (distance > limit) | ((distance == limit) & (token_id <= last))
+        shape = (-1,) + (1,) * (logit.dim() - 1)
+        limit, last = self.logit[row].view(shape), self.token_id[row].view(shape)
+        return (logit > limit) | ((logit == limit) & (token_id <= last))
 
 
-def truncate(drawn: Scaled, params: SampleParams, vocab_size: int) -> Cutoff:
+def truncate(drawn: Drawn) -> Cutoff:
     """min_p, then top_k, then top_p over what these leave, as one cutoff per row."""
-    num_nucleus, num_rows = params.num_nucleus, params.num_nucleus + params.num_ranked
-    cutoff = Cutoff(torch.full_like(drawn.top, -math.inf), torch.full_like(drawn.rows, vocab_size, dtype=torch.int64))
-    if num_rows == 0:
+    num_rows, num_blocks = drawn.peaks.shape
+    top_k, top_p, min_p = drawn.params.top_k, drawn.params.top_p, drawn.params.min_p
+    cutoff = Cutoff(torch.full_like(drawn.top, -math.inf), torch.full_like(drawn.rows, num_blocks * BLOCK))
+    ranked = (top_k > 0) | (min_p > 0)
+    nucleus = ~ranked & (top_p < 1.0)
+    floor = torch.full_like(drawn.top, math.inf)
+    floor[ranked] = _ranked_floor(drawn.peak_distance()[ranked], top_k[ranked], min_p[ranked])
+    total = torch.zeros_like(drawn.rows)
+    if nucleus.any():
+        masses = block_masses(drawn.blocks[nucleus], drawn.params.temperature[nucleus], drawn.top[nucleus])
+        total[nucleus] = masses.sum(-1)
+        floor[nucleus] = _nucleus_floor(masses, top_p[nucleus])
+    row, token_id, logit, distance = _candidates(drawn, floor)
+    if len(row) == 0:  # nothing is truncated, or no row has a finite logit
         return cutoff
-    some = drawn.rows[:num_rows]
-    top_k, top_p, min_p = params.top_k[some], params.top_p[some], params.min_p[some]
-    total, nucleus_floor = _nucleus_mass(drawn, top_p[:num_nucleus])
-    ranked_floor = _ranked_floor(drawn.peaks[num_nucleus:num_rows], top_k[num_nucleus:], min_p[num_nucleus:])
-    row, token_id, distance = _candidates(drawn, torch.cat((nucleus_floor, ranked_floor)))
-    if len(row) == 0:  # no row has a finite logit
-        return cutoff
-    mass = (distance.exp().double() * MASS_SCALE).round_().long()
-    before = mass.cumsum(0) - mass
+    own = mass(distance)
+    before = own.cumsum(0) - own
     counts = torch.bincount(row, minlength=num_rows)
     start = (counts.cumsum(0) - counts).clamp_(max=len(row) - 1)
     rank = torch.arange(len(row), device=row.device) - start[row]
     before -= before[start][row]
-    kept = rank < torch.where(top_k > 0, top_k, vocab_size)[row]
-    left = torch.zeros(num_rows, dtype=torch.int64, device=row.device).index_add_(0, row, mass * kept).double()
-    left[:num_nucleus] = total.double() * MASS_SCALE
-    kept &= before.double() < torch.where(top_p < 1.0, top_p * left, math.inf)[row]
+    kept = rank < torch.where(top_k > 0, top_k, num_blocks * BLOCK)[row]
+    left = torch.where(nucleus, total, torch.zeros_like(total).index_add_(0, row, own * kept))
+    kept &= before.double() < torch.where(top_p < 1.0, top_p * left.double(), math.inf)[row]
     last = (start + torch.bincount(row[kept], minlength=num_rows) - 1).clamp_(min=0)
-    cutoff.distance[:num_rows], cutoff.token_id[:num_rows] = distance[last], token_id[last]
+    some = counts > 0
+    cutoff.logit[some], cutoff.token_id[some] = logit[last[some]], token_id[last[some]]
     return cutoff
 
 
-def _nucleus_mass(drawn: Scaled, top_p: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the first rows: the sum of exp(distance) over the vocabulary, and a distance below which no token can be in
-    the nucleus because all such tokens together have less than 1 - top_p of it. [n] -> [n], [n]
+def _nucleus_floor(masses: Tensor, top_p: Tensor) -> Tensor:
+    """A distance below which no token can be in the nucleus, because all such tokens together have less than 1 - top_p
+    of the mass. A block has no more of it than BLOCK tokens at the floor, nor than all its own. [n, NB], [n] -> [n]
     """
-    logits, num_rows = drawn.blocks.flatten(1), len(top_p)
-    if num_rows < len(logits):  # else all rows are in order
-        logits = logits[drawn.rows[:num_rows]]
-    total, floor = torch.empty_like(drawn.top[:num_rows]), torch.empty_like(drawn.top[:num_rows])
-    step = max(1, CACHED_ELEMENTS // logits.shape[1])
-    scratch = torch.empty((2, step, logits.shape[1]), device=logits.device)
-    for start in range(0, num_rows, step):
-        part = slice(start, min(start + step, num_rows))
-        relative, clamped = scratch[:, : part.stop - start]
-        torch.div(logits[part], drawn.temperature[part, None], out=relative).sub_(drawn.top[part, None]).exp_()
-        spare = relative.sum(-1) * (1.0 - top_p[part]).float() * (1.0 - MARGIN)
-        low, high = spare / relative.shape[1], torch.ones_like(spare)
-        for _ in range(FLOOR_BISECTIONS):
-            middle = (low * high).sqrt_()
-            # No less than the mass below the middle, and much faster to find.
-            fits = torch.minimum(relative, middle[:, None], out=clamped).sum(-1) <= spare
-            low, high = torch.where(fits, middle, low), torch.where(fits, high, middle)
-        floor[part] = low.log() - MARGIN
-        total[part] = tree_sum_(relative)
-    return total, floor
+    masses = masses.double()
+    spare = masses.sum(-1) * (1.0 - top_p) * (1.0 - MARGIN)
+    low, high = torch.full_like(spare, NO_MASS), torch.zeros_like(spare)
+    for _ in range(FLOOR_BISECTIONS):
+        middle = (low + high) / 2
+        most = middle.exp()[:, None] * (BLOCK / MASS_UNIT)
+        fits = torch.minimum(masses, most).sum(-1) <= spare
+        low, high = torch.where(fits, middle, low), torch.where(fits, high, middle)
+    return low.float() - MARGIN
 
 
 def _ranked_floor(peaks: Tensor, top_k: Tensor, min_p: Tensor) -> Tensor:
     """The distance that min_p asks for, raised to the k-th largest peak: at least k tokens are that likely."""
-    floor = min_p.log().float()
-    if len(peaks) == 0:
-        return floor
-    kth = peaks.gather(1, descending_key(peaks).argsort(dim=1, stable=True)).gather(
-        1, (top_k - 1).clamp(0, peaks.shape[1] - 1)[:, None]
-    )
+    floor = natural_log(min_p).float().masked_fill_(min_p == 0.0, -math.inf)
+    ordered = peaks.gather(1, descending_key(peaks).argsort(dim=1, stable=True))
+    kth = ordered.gather(1, (top_k - 1).clamp(0, peaks.shape[1] - 1)[:, None])[:, 0]
     known = (top_k > 0) & (top_k <= peaks.shape[1])
-    return torch.maximum(floor, torch.where(known, kth[:, 0], -math.inf))
+    return torch.maximum(floor, torch.where(known, kth, -math.inf))
 
 
 class Candidates(NamedTuple):
-    """Tokens of all rows in one list: by row, then most likely first, then by id. [N] each."""
+    """Tokens of all rows in one list: by row, then in order. [N] each."""
 
     row: Tensor
     token_id: Tensor
+    logit: Tensor
     distance: Tensor
 
 
-def _candidates(drawn: Scaled, floor: Tensor) -> Candidates:
-    """Tokens of the first rows whose distance is at least `floor` [rows]."""
-    row, block = (drawn.peaks[: len(floor)] >= floor[:, None]).nonzero().unbind(1)
-    distance = drawn.block_distance(row, block)
+def _candidates(drawn: Drawn, floor: Tensor) -> Candidates:
+    """Tokens whose distance is at least `floor` [F]."""
+    row, block = (drawn.peak_distance() >= floor[:, None]).nonzero().unbind(1)
+    logit = drawn.blocks[row, block]
+    distance = drawn.distance(logit, row)
     which, offset = (distance >= floor[row][:, None]).nonzero().unbind(1)
-    row, token_id, distance = row[which], block[which] * BLOCK + offset, distance[which, offset]
-    order = ((row << 32) | descending_key(distance)).argsort(stable=True)
-    return Candidates(row[order], token_id[order], distance[order])
+    row, token_id = row[which], block[which] * BLOCK + offset
+    logit, distance = logit[which, offset], distance[which, offset]
+    order = ((row << 32) | descending_key(logit)).argsort(stable=True)
+    return Candidates(row[order], token_id[order], logit[order], distance[order])
 
 
-def race(drawn: Scaled, cutoff: Cutoff, keys: DrawKeys) -> Tensor:
+def race(drawn: Drawn, cutoff: Cutoff) -> Tensor:
     """Draw a kept token of each row with probability proportional to exp(distance). [F] int64
 
     A token's score is `distance - ln(time)`; the highest wins. No token scores more than its block's peak with the
@@ -268,20 +231,23 @@ def race(drawn: Scaled, cutoff: Cutoff, keys: DrawKeys) -> Tensor:
     """
     num_rows, num_blocks = drawn.peaks.shape
     all_rows = torch.arange(num_rows, device=drawn.rows.device)
+    keys, peaks = drawn.params.keys, drawn.peak_distance()
     draws = draw_blocks(keys, num_blocks)
     late = draws.first.log()
     winner = draws.winner + torch.arange(0, num_blocks * BLOCK, BLOCK, device=late.device)
-    distance = drawn.distance(drawn.blocks.flatten(1)[drawn.rows[:, None], winner], all_rows)
-    found = (distance - late).masked_fill_(~cutoff.keeps(all_rows, distance, winner), -math.inf).amax(-1)
-    first_of_top = draws.first.gather(1, drawn.peaks.argmax(-1)[:, None])[:, 0]
+    logit = drawn.blocks.flatten(1).gather(1, winner)
+    score = drawn.distance(logit, all_rows) - late
+    found = score.masked_fill_(~cutoff.keeps(all_rows, logit, winner), -math.inf).amax(-1)
+    first_of_top = draws.first.gather(1, peaks.argmax(-1)[:, None])[:, 0]
     enough = torch.maximum(found, -(first_of_top + LATEST).log()) - MARGIN
 
-    within_reach = (drawn.peaks - late >= enough[:, None]) & (drawn.peaks >= cutoff.distance[:, None])
+    within_reach = (peaks - late >= enough[:, None]) & (drawn.peaks >= cutoff.logit[:, None])
     row, block = within_reach.nonzero().unbind(1)
-    distance = drawn.block_distance(row, block)
+    logit = drawn.blocks[row, block]
+    distance = drawn.distance(logit, row)
     token_id = block[:, None] * BLOCK + torch.arange(BLOCK, device=block.device)
     within_reach = distance - late[row, block][:, None] >= enough[row][:, None]
-    which, offset = (within_reach & cutoff.keeps(row, distance, token_id)).nonzero().unbind(1)
+    which, offset = (within_reach & cutoff.keeps(row, logit, token_id)).nonzero().unbind(1)
     row, token_id, distance = row[which], token_id[which, offset], distance[which, offset]
 
     score = distance.double() - natural_log(draw_times(keys[row], token_id))
@@ -291,10 +257,8 @@ def race(drawn: Scaled, cutoff: Cutoff, keys: DrawKeys) -> Tensor:
     return last_id.scatter_reduce_(0, row[wins], token_id[wins], "amin")
 
 
-def apply_cutoff(logits: Tensor, params: SampleParams, top: Tensor, cutoff: Cutoff) -> None:
+def apply_cutoff(logits: Tensor, drawn: Drawn, cutoff: Cutoff) -> None:
     """Overwrite the rows that draw with what they draw from. logits: [S, V]"""
-    rows = params.drawn
-    scaled = logits[rows] / params.temperature[rows][:, None]
-    token_id = torch.arange(logits.shape[1], device=rows.device)
-    kept = cutoff.keeps(torch.arange(len(rows), device=rows.device), scaled - top[:, None], token_id)
-    logits[rows] = scaled.masked_fill_(~kept, -math.inf)
+    own = logits[drawn.rows]
+    kept = cutoff.keeps(torch.arange(len(own), device=own.device), own, torch.arange(own.shape[1], device=own.device))
+    logits[drawn.rows] = (own / drawn.params.temperature[:, None]).masked_fill_(~kept, -math.inf)

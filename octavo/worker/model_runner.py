@@ -14,10 +14,11 @@ from octavo.attention.batch import ForwardBatch
 from octavo.config import EngineConfig, KVGroupSpec
 from octavo.messages import ModelRunnerOutput, PromptLogprobs, SchedulerOutput
 from octavo.models.base import CausalLM
+from octavo.ops.rank_tokens import rank_tokens
 from octavo.worker.forward import Forward, planned_forward
 from octavo.worker.input_batch import InputBatch
 from octavo.worker.kv_pages import KVPages
-from octavo.worker.logprobs import rank_tokens
+from octavo.worker.logprobs import to_messages
 from octavo.worker.rows import Rows
 from octavo.worker.sampler import NOT_FINITE_MESSAGE, Sampler
 from octavo.worker.sampling_state import Uses
@@ -130,7 +131,7 @@ class ModelRunner:
                 )
                 if ranked.values.isnan().any():
                     output.errors[row] = NOT_FINITE_MESSAGE.format(where=f"up to position {positions[-1] + 1}")
-                scored.positions += ranked.positions([num_top] * len(positions))
+                scored.positions += to_messages(ranked, [num_top] * len(positions))
             output.prompt_logprobs[row] = scored
 
     def _logits(self, tokens: NDArray[np.int64]) -> Tensor:

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.messages import NewRow, PositionLogprobs
+from octavo.ops.rank_tokens import rank_tokens
 from octavo.ops.sample import NO_TOKEN_LEFT, sample
-from octavo.worker.logprobs import LogprobsMode, rank_tokens
+from octavo.worker.logprobs import LogprobsMode, to_messages
 from octavo.worker.rows import Rows
 from octavo.worker.sampling_state import Edits, SamplingState, Uses
 
@@ -101,7 +102,7 @@ class Sampler:
             num_top = self.state.num_logprobs[rows[asked]].tolist()
             chosen_ids = chosen[asked_index].clamp_(min=0)
             ranked = rank_tokens(reported, chosen_ids, max(num_top), normalized=self.mode.normalized)
-            pairs = zip(asked.tolist(), ranked.positions(num_top), strict=True)
+            pairs = zip(asked.tolist(), to_messages(ranked, num_top), strict=True)
             logprobs = {i: position for i, position in pairs if i not in errors}
         return Sampled(token_ids, logprobs, errors)
 

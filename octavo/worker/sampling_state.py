@@ -22,16 +22,13 @@ from octavo.sampling_params import SamplingParams
 class Uses(IntFlag):
     """What a row asks for, so that a step can tell at once what it need not do."""
 
-    GREEDY = 1
-    TOP_P = 2
-    RANK = 4  # top_k or min_p
-    PENALTIES = 8
-    COUNTS = 16  # presence or frequency penalty
-    ALLOWED = 32
-    BANS = 64  # bad_words, or min_tokens
-    BIAS = 128
-    LOGPROBS = 256
-    PROMPT_LOGPROBS = 512
+    PENALTIES = 1
+    COUNTS = 2  # presence or frequency penalty
+    ALLOWED = 4
+    BANS = 8  # bad_words, or min_tokens
+    BIAS = 16
+    LOGPROBS = 32
+    PROMPT_LOGPROBS = 64
 
     EDITS = PENALTIES | ALLOWED | BANS | BIAS
 
@@ -91,7 +88,7 @@ class SamplingState:
         """Take over the parameters of a sequence that takes a row."""
         self.free(new.row)
         row, params = new.row, new.sampling
-        self.temperature[row] = params.temperature
+        self.temperature[row] = 0.0 if params.greedy else params.temperature
         self.top_k[row] = params.top_k if params.top_k < self.vocab_size else 0
         self.top_p[row] = params.top_p
         self.min_p[row] = params.min_p
@@ -127,15 +124,6 @@ class SamplingState:
 
     def gather(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> SampleParams:
         """Parameters of the op `sample` for these rows, whose next tokens stand at `positions`."""
-        uses = self.uses[rows]
-        greedy = (uses & Uses.GREEDY) != 0
-        ranked = (uses & Uses.RANK) != 0
-        nucleus = (uses & Uses.TOP_P) != 0
-        # 0 nucleus, 1 ranked, 2 neither, 3 greedy
-        kind = np.where(greedy, 3, np.where(ranked, 1, np.where(nucleus, 0, 2)))
-        order = np.argsort(kind, kind="stable")
-        counts = np.bincount(kind, minlength=4).tolist()
-        num_drawn = len(rows) - counts[3]
         return SampleParams(
             temperature=self._on_device(self.temperature[rows]),
             top_k=self._on_device(self.top_k[rows]),
@@ -146,10 +134,6 @@ class SamplingState:
                 sample_index=self._on_device(self.sample_index[rows]),
                 position=self._on_device(positions),
             ),
-            greedy=self._on_device(order[num_drawn:]),
-            drawn=self._on_device(order[:num_drawn]),
-            num_nucleus=counts[0],
-            num_ranked=counts[1],
         )
 
     def _on_device(self, array: NDArray[np.generic]) -> Tensor:
@@ -183,9 +167,6 @@ class SamplingState:
 def uses_of(params: SamplingParams, edits: Edits) -> Uses:
     """What a row with these parameters asks for."""
     asked = (
-        (Uses.GREEDY, params.greedy),
-        (Uses.TOP_P, params.top_p < 1.0),
-        (Uses.RANK, params.top_k > 0 or params.min_p > 0.0),
         (Uses.PENALTIES, params.repetition_penalty != 1.0),
         (Uses.PENALTIES | Uses.COUNTS, params.presence_penalty != 0.0 or params.frequency_penalty != 0.0),
         (Uses.ALLOWED, edits.allowed_ids is not None),

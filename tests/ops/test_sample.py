@@ -1,59 +1,16 @@
 """The op `sample`: what it draws, how often, and that nothing but the row itself matters."""
 
 import math
-from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import Tensor
 
 from octavo.ops.random import DrawKeys, draw_times
-from octavo.ops.sample import NO_TOKEN_LEFT, NOT_FINITE, SampleParams, sample, tree_sum_
+from octavo.ops.sample import NO_TOKEN_LEFT, NOT_FINITE, sample
+from tests.ops.sampling import SETTINGS, Row, make_params, random_logits
 
 torch.set_num_threads(1)  # tensors this small only lose by being shared out
-
-
-@dataclass
-class Row:
-    """How one row is sampled."""
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 0
-    sample_index: int = 0
-    position: int = 0
-
-    @property
-    def kind(self) -> int:
-        """Group of rows, in the order of `SampleParams.drawn`; 3 is greedy."""
-        if self.temperature == 0.0:
-            return 3
-        if self.top_k or self.min_p:
-            return 1
-        return 0 if self.top_p < 1.0 else 2
-
-
-def make_params(rows: list[Row]) -> SampleParams:
-    def column(name: str, dtype: torch.dtype) -> Tensor:
-        return torch.tensor([getattr(row, name) for row in rows], dtype=dtype)
-
-    kinds = [row.kind for row in rows]
-    order = sorted(range(len(rows)), key=kinds.__getitem__)
-    num_drawn = len(rows) - kinds.count(3)
-    whole = torch.int64
-    return SampleParams(
-        temperature=column("temperature", torch.float32),
-        top_k=column("top_k", whole),
-        top_p=column("top_p", torch.float64),
-        min_p=column("min_p", torch.float64),
-        keys=DrawKeys(column("seed", whole), column("sample_index", whole), column("position", whole)),
-        greedy=torch.tensor(order[num_drawn:], dtype=whole),
-        drawn=torch.tensor(order[:num_drawn], dtype=whole),
-        num_nucleus=kinds.count(0),
-        num_ranked=kinds.count(1),
-    )
 
 
 def run(logits: Tensor, rows: list[Row]) -> Tensor:
@@ -64,10 +21,6 @@ def run_processed(logits: Tensor, rows: list[Row]) -> Tensor:
     processed = torch.empty_like(logits)
     sample(logits.clone(), make_params(rows), processed=processed)
     return processed
-
-
-def random_logits(num_rows: int, vocab_size: int, scale: float = 3.0, seed: int = 0) -> Tensor:
-    return scale * torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed))
 
 
 def kept_in_python(logits: list[float], row: Row) -> list[int]:
@@ -90,23 +43,6 @@ def sample_in_python(logits: Tensor, row: Row) -> int:
     ids = torch.tensor(sorted(i for i in kept_in_python(values, row) if values[i] > -math.inf))
     keys = DrawKeys(*(torch.full((len(ids),), getattr(row, name)) for name in ("seed", "sample_index", "position")))
     return int(ids[(logits[ids].double() / row.temperature - draw_times(keys, ids).log()).argmax()])
-
-
-SETTINGS = [
-    Row(),
-    Row(temperature=0.7),
-    Row(temperature=50.0),
-    Row(temperature=0.01),
-    Row(top_p=0.9),
-    Row(temperature=2.0, top_p=0.99),
-    Row(top_p=0.05),
-    Row(top_k=5),
-    Row(top_k=40, temperature=1.7),
-    Row(min_p=0.1),
-    Row(min_p=0.02, temperature=3.0),
-    Row(top_k=20, top_p=0.8),
-    Row(top_k=300, min_p=0.01, top_p=0.6, temperature=1.5),
-]
 
 
 @pytest.mark.parametrize("vocab_size", [5, 64, 100, 1000])
@@ -247,11 +183,3 @@ def test_processed_logits_equal_those_of_the_processors_of_transformers(temperat
         for warper in warpers:
             expected = warper(None, expected)
         assert torch.equal(run_processed(logits, [row] * 8), expected)
-
-
-def test_tree_sum_is_the_sum_and_does_not_depend_on_the_other_rows() -> None:
-    for width in (1, 2, 3, 64, 1000, 4097):
-        x = torch.rand(5, width)
-        total = tree_sum_(x.clone())
-        torch.testing.assert_close(total, x.double().sum(1).float(), rtol=1e-6, atol=0.0)
-        assert torch.equal(torch.cat([tree_sum_(x[i : i + 1].clone()) for i in range(5)]), total)

@@ -110,6 +110,36 @@ def read(x: int, count: int, /) -> float:
 def multiply_add(steps: int, /) -> float:
     """Multiply-adds in registers, by all threads. Returns how many floating-point operations were done."""
 
+def sample(
+    out: int,
+    processed: int,
+    logits: int,
+    stride: int,
+    rows: int,
+    vocab: int,
+    temperature: int,
+    top_k: int,
+    top_p: int,
+    min_p: int,
+    seed: int,
+    sample_index: int,
+    position: int,
+    /,
+) -> None: ...
+def rank_tokens(
+    out_ids: int,
+    out_values: int,
+    out_ranks: int,
+    logits: int,
+    stride: int,
+    rows: int,
+    vocab: int,
+    token_ids: int,
+    num_top: int,
+    normalized: bool,
+    /,
+) -> None: ...
+
 class Matrix:
     """A weight matrix [rows, columns] in memory of its own, in panels; zero until written."""
 
