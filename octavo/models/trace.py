@@ -128,6 +128,11 @@ class Recorder(TorchDispatchMode):
         for name, tensor in self._inputs.items():
             self._bases[id(tensor)] = name
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing here is compiled; to say so, torch would import its whole compiler, which takes two seconds."""
+        return False
+
     def plan(self, output: Tensor) -> Plan:
         """What was written down; `output` is what the model returned."""
         slots = {value.name for call in self._calls for value in call.args.values() if isinstance(value, WeightSlot)}
