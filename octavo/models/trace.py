@@ -183,13 +183,13 @@ class Recorder(TorchDispatchMode):
         return result
 
     def _make(self, op: Op[..., Any], arguments: dict[str, Any]) -> Tensor | None:
-        """A tensor like the op's result, by its reference; None if it has none."""
+        """A tensor like the op's result, by its meta kernel; None if it has none."""
         kinds = {name: self._kind(value) for name, value in arguments.items()}
         key = (op.name, *kinds.values())
         with self._free():
             if key not in self._results:  # layers are alike, and torch takes its time over meta tensors
                 known = {name: _empty(kind) for name, kind in kinds.items() if kind}
-                result = op.reference(**{**arguments, **known})
+                result = op.meta(**{**arguments, **known})
                 self._results[key] = None if result is None else Kind(result.shape, result.dtype)
             kind = self._results[key]
             made = None if kind is None else _empty(kind)

@@ -18,3 +18,8 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: T
     """
     residual.add_(x)
     return rms_norm.reference(residual, weight, eps, out)
+
+
+@add_rms_norm.meta_kernel
+def _(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
+    return residual.new_empty(residual.shape) if out is None else out

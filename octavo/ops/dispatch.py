@@ -38,17 +38,24 @@ fall back to the reference itself for a shape it does not cover, never raise."""
 
 
 class Op(Generic[P, R]):
-    """One op: `reference` is the specification, `impl` what runs."""
+    """One op: `reference` is the specification, `impl` what runs, `meta` makes a result on the meta device."""
 
     def __init__(self, reference: Callable[P, R]) -> None:
         self.name = reference.__name__
         self.reference = reference
         self.impl: Callable[P, R] = reference
+        self.meta: Callable[P, R] = reference
         self.provider = "torch"
         self.__doc__ = reference.__doc__
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.impl(*args, **kwargs)
+
+    def meta_kernel(self, function: Callable[P, R]) -> None:
+        """Take `function` for meta tensors, where torch would import its compiler's decompositions for the reference,
+        which takes a second or two.
+        """
+        self.meta = function
 
 
 def op(reference: Callable[P, R]) -> Op[P, R]:

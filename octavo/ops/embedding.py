@@ -17,3 +17,8 @@ def embedding(ids: Tensor, weight: Weight, out: Tensor | None = None) -> Tensor:
         out: [T, K], written when given.
     """
     return torch.index_select(dense(weight), 0, ids, out=out)
+
+
+@embedding.meta_kernel
+def _(ids: Tensor, weight: Weight, out: Tensor | None = None) -> Tensor:
+    return ids.new_empty(ids.shape[0], weight.shape[1], dtype=weight.dtype) if out is None else out

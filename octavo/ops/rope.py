@@ -21,6 +21,11 @@ def rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: 
     rotate(k[..., : cos_sin.shape[1]], cos, sin, interleaved)
 
 
+@rope.meta_kernel
+def _(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool) -> None:
+    return None
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
     """Rotate x [T, heads, rot] in place, in float32, rounding once."""
     first, second = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, -1)

@@ -1,5 +1,7 @@
 """A model's plan: what it says, where its buffers lie, and what cannot be traced."""
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -166,3 +168,19 @@ def test_ops_of_another_thread_run_while_a_model_is_traced(tmp_path: Path) -> No
         other.start()
         other.join()
     assert (x == 2).all()
+
+
+def test_a_trace_does_not_import_a_compiler(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("gemma3", tmp_path)
+    script = (
+        "import sys, torch\n"
+        "from pathlib import Path\n"
+        "from octavo.models.build import build_model\n"
+        "from octavo.models.trace import trace\n"
+        "from tests.tiny import new_pool, spec_for\n"
+        "model = build_model(spec_for(Path(sys.argv[1])), torch.bfloat16, torch.device('meta'))\n"
+        "trace(model, [new_pool(spec, 5, 16, torch.bfloat16) for spec in model.kv_groups])\n"
+        "print([name for name in ('sympy', 'torch._dynamo', 'torch._inductor') if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, folder], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]", done.stdout
