@@ -13,6 +13,8 @@ def registries() -> dict[str, Registry[object]]:
     """All registries of the package, by where they are; found by importing everything."""
     found: dict[int, tuple[str, Registry[object]]] = {}
     for info in pkgutil.walk_packages(octavo.__path__, "octavo."):
+        if info.name.endswith("_runner"):  # scripts for other engines' interpreters
+            continue
         for name, value in vars(import_module(info.name)).items():
             if isinstance(value, Registry):
                 found.setdefault(id(value), (f"{info.name}.{name}", value))

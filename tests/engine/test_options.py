@@ -28,7 +28,7 @@ def test_a_second_long_flag_names_the_same_option():
         ({"max_num_seq": 3}, "did you mean max_num_seqs"),
         ({"prot": 3}, "did you mean port"),
         ({"xyzzy": 3}, "unknown option xyzzy; known: .*block_size"),
-        ({"block_size": "many"}, "--block-size: Expected `int`, got `str`"),
+        ({"block_size": "many"}, "--block-size is 'many': Expected `int`, got `str`"),
         ({"block_size": 0}, "--block-size is 0 but must be at least 1"),
         ({"dtype": "int3"}, "--dtype is 'int3' but must be one of auto"),
         ({"num_blocks": (3,)}, "unknown option num_blocks"),

@@ -126,7 +126,7 @@ def test_tokenizer_repository_fetches_no_weights(hub, tmp_path):
         ({"model": "org/tiny", "revision": "v9"}, "org/tiny has no revision 'v9'"),
         ({"model": "org/tiny-GGUF:absent.gguf"}, "org/tiny-GGUF has no file 'absent.gguf'"),
         ({"model": "org/gated"}, "org/gated is gated: accept its terms"),
-        ({"model": "org/-.-"}, "org/-.- could not be fetched"),
+        ({"model": "org/a..b"}, "org/a..b could not be fetched"),
     ],
 )
 def test_refusal_says_what_is_wrong(hub, tmp_path, options, message):
