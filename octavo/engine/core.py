@@ -70,6 +70,7 @@ class EngineCore:
         self.facts = EngineFacts(
             device=config.device.device,
             dtype=config.dtype,
+            numerics=executor.numerics(),
             kv_dtype=config.kv_dtype,
             block_size=cache.block_size,
             num_blocks=cache.num_blocks,

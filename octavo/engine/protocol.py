@@ -36,6 +36,7 @@ class EngineFacts(msgspec.Struct, kw_only=True, frozen=True):
     """What is known once a model is loaded and its pages are allocated.
 
     Attributes:
+        numerics: what computes, as far as it may change bits: the instruction set of the kernels, or torch's release.
         num_blocks: pages per KV group.
         kv_bytes: bytes of all pages.
         max_request_tokens: most tokens (prompt and answer) one request may have: max_model_len, or what the pool holds.
@@ -44,6 +45,7 @@ class EngineFacts(msgspec.Struct, kw_only=True, frozen=True):
 
     device: str
     dtype: str
+    numerics: str
     kv_dtype: str
     block_size: int
     num_blocks: tuple[int, ...]

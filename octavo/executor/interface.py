@@ -20,6 +20,10 @@ class Executor(Protocol):
         """
         ...
 
+    def numerics(self) -> str:
+        """What computes, as far as it may change bits: the same on all workers."""
+        ...
+
     def free_bytes_for_kv(self) -> int:
         """Bytes that KV pages may take, by the platform's rule; call after `load`."""
         ...

@@ -16,6 +16,9 @@ class UniprocExecutor:
     def load(self, progress: Progress) -> list[KVGroupSpec]:
         return self._worker.load(progress)
 
+    def numerics(self) -> str:
+        return self._worker.numerics()
+
     def free_bytes_for_kv(self) -> int:
         return self._worker.free_bytes_for_kv()
 

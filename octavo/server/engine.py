@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 from octavo.config import EngineConfig
+from octavo.engine.protocol import EngineFacts
 from octavo.messages import SchedulerStats
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams
@@ -15,10 +16,12 @@ class Engine(Protocol):
 
     Attributes:
         config: resolved; `cache.num_blocks` is set.
+        facts: what it turned out to be; set, since it is loaded.
         tokenizer: of the model.
     """
 
     config: EngineConfig
+    facts: EngineFacts | None
     tokenizer: Tokenizer
 
     def check_health(self) -> None:

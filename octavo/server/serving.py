@@ -131,6 +131,7 @@ class Lifecycle:
 def make_serving(engine: Engine, server: ServerConfig) -> Serving:
     """Derive what routes need from a loaded engine."""
     config, tokenizer = engine.config, engine.tokenizer
+    assert engine.facts is not None  # it is loaded
     names = config.model.served_model_name or (config.served_model_name,)
     facts = ModelFacts(
         model_name=names[0],
@@ -146,16 +147,20 @@ def make_serving(engine: Engine, server: ServerConfig) -> Serving:
         defaults=default_sampling_params(config),
         prompts=PromptReader(tokenizer, make_template(config, tokenizer), config.spec.vocab_size, config.max_model_len),
         metrics=Metrics(facts, engine.stats, vllm_names=server.metrics_prefix_vllm),
-        fingerprint=fingerprint(config),
+        fingerprint=fingerprint(config, engine.facts.numerics),
         created=int(time.time()),
     )
 
 
-def fingerprint(config: EngineConfig) -> str:
-    """A short hash of what decides an answer's bits, as far as it is known without reading the weights."""
+def fingerprint(config: EngineConfig, numerics: str) -> str:
+    """A short hash of what decides an answer's bits, as far as it is known without reading the weights.
+
+    Args:
+        numerics: as in `EngineFacts`.
+    """
     spec = config.spec
     parts = (VERSION, spec.architecture, spec.checkpoint_dtype, spec.hf_config, spec.name, config.dtype,
-             config.kv_dtype, config.device.device, config.model.logprobs_mode)  # fmt: skip
+             config.kv_dtype, config.device.device, numerics, config.model.logprobs_mode)  # fmt: skip
     return "fp_" + hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 

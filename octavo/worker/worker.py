@@ -57,6 +57,10 @@ class Worker:
         self._model = model
         return list(model.kv_groups)
 
+    def numerics(self) -> str:
+        """What computes, as far as it may change bits."""
+        return native.numerics() if "cpu" in self.platform.providers else f"torch {torch.__version__}"
+
     def free_bytes_for_kv(self) -> int:
         """Bytes the KV pages may take by the platform's rule, now that the weights are loaded."""
         return self.platform.kv_bytes(self.config.cache.gpu_memory_utilization)

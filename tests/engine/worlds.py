@@ -124,6 +124,9 @@ class FakeExecutor:
         progress("loading weights", 1, 1)
         return self.groups
 
+    def numerics(self) -> str:
+        return "simulated"
+
     def free_bytes_for_kv(self) -> int:
         return self.free_bytes
 

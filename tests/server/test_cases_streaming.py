@@ -1,9 +1,11 @@
 """Fault cases of the class "streaming", over HTTP. A joined stream is the answer without one."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from octavo.server.serving import fingerprint
 from tests.server.conftest import EMOJI_TEXT, SENTENCE
 from tests.server.world import World, finish_reasons, joined
 
@@ -111,3 +113,13 @@ def test_an_answer_is_the_same_object_all_along_a_stream(script: World) -> None:
     chunks = script.stream_chat(max_tokens=5)
     assert len({(c["id"], c["created"], c["model"], c["system_fingerprint"]) for c in chunks}) == 1
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+
+
+def test_the_fingerprint_tells_settings_and_instruction_sets_apart(script: World) -> None:
+    config, numerics = script.config, script.engine.facts.numerics
+    shown = script.complete("hi", max_tokens=1)["system_fingerprint"]
+    others = [
+        fingerprint(replace(config, dtype="bfloat16"), numerics),
+        fingerprint(config, "cpu of another machine"),
+    ]
+    assert shown == fingerprint(config, numerics) and len({shown, *others}) == 3

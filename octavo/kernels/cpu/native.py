@@ -63,6 +63,12 @@ def load() -> ModuleType | None:
     return _native
 
 
+def numerics() -> str:
+    """What computes, as far as it may change bits: the tier of the kernels, or torch's release."""
+    module = load()
+    return f"torch {torch.__version__}" if module is None else f"cpu {module.tier()}"
+
+
 def set_num_threads(threads: int) -> bool:
     """Use this many threads for an op, the calling one included. Default: the CPUs this process may use.
 
