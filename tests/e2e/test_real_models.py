@@ -168,8 +168,9 @@ def test_wgt_04_float32_logits_of_gemma_are_those_of_transformers(
 def test_wgt_04_half_precision_keeps_gemmas_first_choice(
     asked: str, prompts: list[list[int]], expected: list[Tensor]
 ) -> None:
-    """Gemma overflows in float16, which is raised to bfloat16."""
-    assert make_config(model=GEMMA, device="cpu", dtype=asked).dtype == "bfloat16"
+    """Gemma overflows in float16, which is raised to what the machine is faster at."""
+    taken = make_config(model=GEMMA, device="cpu", dtype=asked).dtype
+    assert taken == "bfloat16" if asked == "bfloat16" else taken in ("bfloat16", "float32")
     with open_llm(GEMMA, dtype=asked) as llm:
         said = answers(llm, prompts, 4)
     agreed = [answer[0] == int(logits.argmax()) for answer, logits in zip(said, expected, strict=True)]

@@ -136,7 +136,7 @@ long_lengths = st.integers(289, 2048)
 
 asks = st.builds(
     Ask,
-    num_shared=st.sampled_from([0, 0, 1, 16, 17, 32, 96]),
+    num_shared=st.sampled_from([0, 0, 1, 16, 17, 32, 96, 96, 528]),  # from 256 on, attention reads shared pages once
     num_own=lengths,
     max_tokens=st.one_of(st.integers(1, 12), st.integers(8, 40)),
     n=st.sampled_from([1, 1, 1, 2, 3]),
