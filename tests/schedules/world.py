@@ -7,7 +7,7 @@ import zlib
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar
 
 import msgspec
 import torch
@@ -41,12 +41,26 @@ class Mismatch(AssertionError):
         self.position = position
 
 
-class Bits(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Bits:
     """One position's logprobs: token ids, float32 values as uint32, rank of the actual token."""
 
     token_ids: tuple[int, ...]
     values: tuple[int, ...]
     rank: int
+    tolerance: ClassVar[float] = 0.0
+    """Above 0 for what promises no bits: how far apart two values may be."""
+
+    def __eq__(self, other: object) -> bool:
+        assert isinstance(other, Bits)
+        if self.tolerance:
+            pairs = zip(self.floats(), other.floats(), strict=True)
+            return all(abs(mine - others) <= self.tolerance for mine, others in pairs)
+        return (self.token_ids, self.values, self.rank) == (other.token_ids, other.values, other.rank)
+
+    def floats(self) -> tuple[float, ...]:
+        """The values as numbers."""
+        return struct.unpack(f"<{len(self.values)}f", struct.pack(f"<{len(self.values)}I", *self.values))
 
 
 def bits(position: PositionLogprobs) -> Bits:

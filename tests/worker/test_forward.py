@@ -150,3 +150,9 @@ def test_a_worker_replays_a_plan_unless_told_otherwise(folder_of, eager: bool) -
     worker.load(lambda *report: None)
     worker.allocate_kv((8,))
     assert (worker._runner._forward == worker._model.forward) == eager
+
+
+def test_without_native_kernels_a_model_runs_op_by_op(folder_of, monkeypatch) -> None:
+    monkeypatch.setattr("octavo.kernels.cpu.plan._native", None)
+    model = make_model(folder_of("llama"))
+    assert planned_forward(model, PagedHarness(model, PROMPTS).pools, MAX_TOKENS) == model.forward

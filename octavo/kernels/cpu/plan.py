@@ -84,10 +84,12 @@ class NativePlan:
         max_tokens: most tokens of a step; the arena has room for them.
 
     Raises:
-        Untraceable: an op has no native version, or not for what it gets here.
+        Untraceable: there are no native kernels, an op has none, or not for what it gets here.
     """
 
     def __init__(self, plan: Plan, max_tokens: int) -> None:
+        if _native is None:
+            raise Untraceable("the native kernels are not installed")
         self._plan = plan  # keeps the weights
         self._max_tokens = max_tokens
         self._native = _native.Plan(TOKENS)
