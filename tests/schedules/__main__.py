@@ -12,8 +12,8 @@ import traceback
 import zlib
 from pathlib import Path
 
-TORCH_TOLERANCE = 1e-4
-"""Of logprobs without the native kernels: the libraries behind torch do not sum a row in one order in every batch."""
+TORCH_THREADS = 3
+"""Without the native kernels: from four on, the BLAS behind torch may cut the sums of a ragged product in two."""
 
 
 def main() -> int:
@@ -38,14 +38,12 @@ def main() -> int:
 def run_cells(args: argparse.Namespace, root: Path) -> int:
     """Fuzz one cell after the other; a failure does not keep the others from running."""
     from tests.schedules.schedule import CROWD  # noqa: PLC0415 (after the tier is chosen)
-    from tests.schedules.world import CELLS, Bits, World, checkpoint  # noqa: PLC0415
+    from tests.schedules.world import CELLS, World, checkpoint  # noqa: PLC0415
 
-    if args.tier == "torch":
-        Bits.tolerance = TORCH_TOLERANCE
     failed = False
     for cell in args.cells or CELLS:
         shape, dtype = cell.split("/")
-        world = World(checkpoint(root, shape), dtype)
+        world = World(checkpoint(root, shape), dtype, max_threads=TORCH_THREADS if args.tier == "torch" else 4)
         wide, beside = shape.startswith("wide"), dtype == "float16"
         error = None
         try:

@@ -7,7 +7,7 @@ import zlib
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -41,26 +41,12 @@ class Mismatch(AssertionError):
         self.position = position
 
 
-@dataclass(frozen=True, eq=False)
-class Bits:
+class Bits(NamedTuple):
     """One position's logprobs: token ids, float32 values as uint32, rank of the actual token."""
 
     token_ids: tuple[int, ...]
     values: tuple[int, ...]
     rank: int
-    tolerance: ClassVar[float] = 0.0
-    """Above 0 for what promises no bits: how far apart two values may be."""
-
-    def __eq__(self, other: object) -> bool:
-        assert isinstance(other, Bits)
-        if self.tolerance:
-            pairs = zip(self.floats(), other.floats(), strict=True)
-            return all(abs(mine - others) <= self.tolerance for mine, others in pairs)
-        return (self.token_ids, self.values, self.rank) == (other.token_ids, other.values, other.rank)
-
-    def floats(self) -> tuple[float, ...]:
-        """The values as numbers."""
-        return struct.unpack(f"<{len(self.values)}f", struct.pack(f"<{len(self.values)}I", *self.values))
 
 
 def bits(position: PositionLogprobs) -> Bits:
@@ -135,6 +121,7 @@ class World:
 
     Attributes:
         counts: what the schedules made happen, to judge whether they are worth anything.
+        max_threads: schedules that ask for more get so many.
         answers: a checksum of everything that was said in them, the same in every process.
     """
 
@@ -142,6 +129,7 @@ class World:
     dtype: str
     counts: Counter[str] = field(default_factory=Counter)
     answers: int = 0
+    max_threads: int = 4
 
     def __post_init__(self) -> None:
         self._known: dict[bytes, Heard] = {}
@@ -236,7 +224,7 @@ class World:
             model=str(self.folder),
             device="cpu",
             dtype=self.dtype,
-            threads=schedule.threads,
+            threads=min(schedule.threads, self.max_threads),
             max_model_len=min(MAX_LENGTH, (schedule.num_blocks - 1) * schedule.block_size),
             max_num_seqs=schedule.max_num_seqs,
             max_num_batched_tokens=schedule.token_budget,
