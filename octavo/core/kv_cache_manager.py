@@ -214,10 +214,9 @@ class KVCacheManager:
         """Room for the next tokens of a running request, as many as fit; None if not one does."""
         table, block_size, num_computed_tokens = request.block_table, self.block_size, request.num_computed_tokens
         self._let_passed_go(table, num_computed_tokens)
-        num_slots = (
-            min(len(ids) + pool.num_free for ids, pool in zip(table.groups, self.pools, strict=True)) * block_size
-        )
-        num_new = min(num_new_tokens, num_slots - num_computed_tokens)
+        num_new = num_new_tokens
+        for ids, pool in zip(table.groups, self.pools, strict=True):
+            num_new = min(num_new, (len(ids) + pool.num_free) * block_size - num_computed_tokens)
         if num_new <= 0:
             return None
         num_blocks = -(-(num_computed_tokens + num_new) // block_size)

@@ -112,13 +112,13 @@ class Request:
 
     def extend(self, sampled: list[int]) -> tuple[list[int], FinishReason | None]:
         """Add sampled tokens up to one that ends the sequence. Returns those added, and the reason if one did."""
-        token_ids = self.token_ids
-        for num_added, token_id in enumerate(sampled, 1):
+        token_ids, num_before = self.token_ids, len(self.token_ids)
+        for token_id in sampled:
             token_ids.append(token_id)
             if token_id in self._end_ids and len(token_ids) >= self._first_end_length:
-                return sampled[:num_added], "stop"
+                return token_ids[num_before:], "stop"
             if len(token_ids) >= self.max_total_tokens:
-                return sampled[:num_added], "length"
+                return token_ids[num_before:], "length"
         return sampled, None
 
     def stop_reason(self) -> int | None:

@@ -27,7 +27,6 @@ from octavo.messages import (
     EngineRequest,
     ModelRunnerOutput,
     NewRow,
-    PositionLogprobs,
     SchedulerOutput,
     SchedulerStats,
 )
@@ -271,18 +270,16 @@ class Scheduler:
             step=self._stats.steps,
             freed_rows=self._freed_rows,
             new_rows=[_new_row(request) for request in step.admitted],
+            rows=[request.row for request in requests],
             num_tokens=list(step.num_tokens.values()),
+            num_computed_tokens=[request.num_computed_tokens for request in requests],
             new_block_ids={request.row: block_ids for request, block_ids in step.new_block_ids.items()},
             zero_block_ids=self._kv.take_zero_block_ids(),
             block_copies=self._kv.take_copies(),
         )
-        rows, computed, samples = plan.rows, plan.num_computed_tokens, plan.samples
         for request, num_tokens in step.num_tokens.items():
-            start = request.num_computed_tokens
-            request.num_computed_tokens = end = start + num_tokens
-            rows.append(request.row)
-            computed.append(start)
-            samples.append(end == len(request.token_ids) < request.max_total_tokens)
+            request.num_computed_tokens += num_tokens
+        plan.samples = [r.num_computed_tokens == len(r.token_ids) < r.max_total_tokens for r in requests]
         self._freed_rows = []
         self._note_step(plan.total_tokens)
         return plan
@@ -311,10 +308,11 @@ class Scheduler:
         """
         now_s = self._clock()
         token_ids_by_row = dict(zip(result.rows, result.token_ids, strict=True))
-        logprobs_by_row = dict(zip(result.rows, result.logprobs, strict=False))
+        logprobs_by_row = {row: asked for row, asked in zip(result.rows, result.logprobs, strict=False) if asked}
         block_size, running = self._kv.block_size, Status.RUNNING
         errors, prompt_logprobs = result.errors, result.prompt_logprobs
         outputs: list[EngineOutput] = []
+        num_generated = 0
         for request, row, samples in zip(self._in_flight, plan.rows, plan.samples, strict=True):
             if request.status is not running:  # aborted while the step ran
                 continue
@@ -328,34 +326,27 @@ class Scheduler:
                 output.prompt_logprobs = request.take_prompt_logprobs(prompt_logprobs[row])
             reason: FinishReason | None = None
             if samples:
-                reason = self._take_tokens(request, output, token_ids_by_row[row], logprobs_by_row.get(row), now_s)
+                output.new_token_ids, reason = request.extend(token_ids_by_row[row])
+                num_generated += len(output.new_token_ids)
+                if row in logprobs_by_row:
+                    output.logprobs = logprobs_by_row[row][: len(output.new_token_ids)]
+                if not request.has_first_token:
+                    self._note_first_token(request, output, now_s)
             elif request.num_computed_tokens == request.max_total_tokens:  # max_tokens=0: only the prompt was wanted
                 reason = "length"
             if reason is not None:
                 self._finish(request, output, reason)
             if samples or reason is not None or output.prompt_logprobs is not None:
                 outputs.append(output)
+        self._stats.generation_tokens += num_generated
         return outputs
 
-    def _take_tokens(
-        self,
-        request: Request,
-        output: EngineOutput,
-        token_ids: list[int],
-        logprobs: list[PositionLogprobs] | None,
-        now_s: float,
-    ) -> FinishReason | None:
-        """Append sampled tokens, up to one that ends the request, and report them."""
-        output.new_token_ids, reason = request.extend(token_ids)
-        if logprobs is not None:
-            output.logprobs = logprobs[: len(output.new_token_ids)]
-        self._stats.generation_tokens += len(output.new_token_ids)
-        if not request.has_first_token:
-            request.has_first_token = True
-            output.num_cached_tokens = request.num_cached_tokens
-            output.scheduled_time_s = request.scheduled_time_s
-            output.first_token_time_s = now_s
-        return reason
+    def _note_first_token(self, request: Request, output: EngineOutput, now_s: float) -> None:
+        """Report what is known once a request has begun to answer."""
+        request.has_first_token = True
+        output.num_cached_tokens = request.num_cached_tokens
+        output.scheduled_time_s = request.scheduled_time_s
+        output.first_token_time_s = now_s
 
     def _finish(self, request: Request, output: EngineOutput, reason: FinishReason) -> None:
         """End a running request of its own accord; `output` becomes its final message."""

@@ -43,7 +43,7 @@ class SampleState:
         self.seed = request.seed
         self._include_stop = params.include_stop_str_in_output
         self.token_ids: list[int] = []
-        self.text = ""
+        self._text = ""
         self.logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
         self.cumulative_logprob = 0.0
         self.finish_reason: FinishReason | None = None
@@ -61,46 +61,49 @@ class SampleState:
                 min_tokens=params.min_tokens,
             )
 
+    @property
+    def text(self) -> str:
+        """What of it may be seen. It is put together here, not token by token."""
+        if self._detokenizer is not None:
+            self._text += self._detokenizer.delta(False)
+        return self._text
+
     def append(self, output: EngineOutput) -> bool:
         """Take news in. True if a stop string ended the text before the core ended the sequence."""
-        stop = self._push(output)
+        token_ids, reason, stop = output.new_token_ids, output.finish_reason, None
+        if self._detokenizer is not None:
+            hidden = reason == "stop" and not self._include_stop
+            stop = self._detokenizer.push(token_ids[:-1] if hidden else token_ids)
+            if stop is not None:  # the tokens after the one that completes it never were
+                token_ids = token_ids[: self._detokenizer.num_tokens - len(self.token_ids)]
+        self.token_ids += token_ids
+        if self.logprobs is not None and output.logprobs is not None:
+            for position in output.logprobs[: len(token_ids)]:
+                self.cumulative_logprob += position.logprobs[0]
+                self.logprobs.append(token_logprobs(position, self._tokenizer))
         if stop is not None:
             self.finish("stop", stop)
-            return output.finish_reason is None
-        if output.finish_reason is not None:
+            return reason is None
+        if reason is not None:
             self.error = output.error
-            self.finish(output.finish_reason, output.stop_reason)
-        elif self._detokenizer is not None:
-            self.text += self._detokenizer.delta(False)
+            self.finish(reason, output.stop_reason)
         return False
 
     def finish(self, reason: FinishReason, stop_reason: int | str | None = None) -> None:
         """End the sample and let out the text that was held back."""
         self.finish_reason, self.stop_reason = reason, stop_reason
         if self._detokenizer is not None:
-            self.text += self._detokenizer.delta(True)
+            self._text += self._detokenizer.delta(True)
             self._detokenizer = None
 
     def fail(self, error: str) -> None:
-        """End the sample with what there is; its text may be what went wrong."""
+        """End the sample with what there is."""
         self.finish_reason, self.error = "error", error
-        self._detokenizer = None
+        self._text, self._detokenizer = self.text, None
 
-    def _push(self, output: EngineOutput) -> str | None:
-        """Take new tokens in; those after the one that completes a stop string never were."""
-        token_ids, stop = output.new_token_ids, None
-        if self._detokenizer is not None:
-            hidden = output.finish_reason == "stop" and not self._include_stop
-            num_before = self._detokenizer.num_tokens
-            stop = self._detokenizer.push(token_ids[:-1] if hidden else token_ids)
-            if stop is not None:
-                token_ids = token_ids[: self._detokenizer.num_tokens - num_before]
-        self.token_ids += token_ids
-        if self.logprobs is not None and output.logprobs is not None:
-            for position in output.logprobs[: len(token_ids)]:
-                self.cumulative_logprob += position.logprobs[0]
-                self.logprobs.append(token_logprobs(position, self._tokenizer))
-        return stop
+    def drop_decoder(self) -> None:
+        """The text stays as it was last read: its decoder may be what went wrong."""
+        self._detokenizer = None
 
     def completion(self) -> CompletionOutput:
         """What a caller sees of it now. The lists are this sample's own and go on growing."""
@@ -157,12 +160,13 @@ class RequestState:
         """Take news of one sample in. True if the core must be told to end it."""
         if output.prompt_logprobs is not None and self.prompt_logprobs is not None:
             self._place(output.prompt_logprobs, self.prompt_logprobs)
-        if sample.index == 0:
-            self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
-        if output.new_token_ids and self.metrics.first_token_time_s == 0.0:
-            self.metrics.scheduled_time_s = output.scheduled_time_s
-            self.metrics.first_token_time_s = output.first_token_time_s
-        self.metrics.num_preemptions += output.num_preemptions
+        if output.num_cached_tokens > self.num_cached_tokens and sample.index == 0:
+            self.num_cached_tokens = output.num_cached_tokens
+        metrics = self.metrics
+        if metrics.first_token_time_s == 0.0 and output.new_token_ids:
+            metrics.scheduled_time_s = output.scheduled_time_s
+            metrics.first_token_time_s = output.first_token_time_s
+        metrics.num_preemptions += output.num_preemptions
         must_abort = sample.append(output)
         self.note_change(sample)
         return must_abort
@@ -244,6 +248,7 @@ class OutputProcessor:
                 must_abort = state.append(sample, output)
             except Exception as err:  # a fault of ours with one request's text must not end the others
                 logger.exception("request %s failed", state.submission.request_id)
+                sample.drop_decoder()
                 state.failure = EngineError(f"the answer could not be decoded: {type(err).__name__}: {err}")
                 to_abort += self._end(state, "error")
                 continue
@@ -251,8 +256,8 @@ class OutputProcessor:
                 to_abort.append(output.request_id)
             if sample.finish_reason is not None:
                 del self._sequences[output.request_id]
-            if state.finished:
-                del self._requests[state.submission.request_id]
+                if state.finished:
+                    del self._requests[state.submission.request_id]
             state.on_news()
         return to_abort
 

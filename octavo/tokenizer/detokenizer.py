@@ -48,6 +48,7 @@ class Detokenizer:
         self._stops = [_StopString(text) for text in stop]
         self._keeps_stop = include_stop_str_in_output
         self._min_tokens = min_tokens
+        self._undecoded: list[bytes] = []
         self._unsent: list[str] = []
 
     def push(self, token_ids: Iterable[int]) -> str | None:
@@ -59,15 +60,15 @@ class Detokenizer:
             if self.stop_reason is not None:
                 break
             self.num_tokens += 1
-            if token_id in self._skipped:
-                continue
-            text = self._decoder.add(self._token_bytes(token_id))
-            if text:
-                self._append(text)
+            if token_id not in self._skipped:
+                self._undecoded.append(self._token_bytes(token_id))
+                if self._stops:
+                    self._search(self._decode())
         return self.stop_reason
 
     def delta(self, finished: bool) -> str:
         """The text to send now: all that is new but the beginning of a possible stop string, or all if `finished`."""
+        self._decode()
         if finished and self.stop_reason is None:
             self._unsent.append(self._decoder.finish())
         text = "".join(self._unsent)
@@ -75,14 +76,18 @@ class Detokenizer:
         if finished or self._keeps_stop or not self._stops:
             return text
         num_ready = len(text) - max(stop.matched for stop in self._stops)
-        if num_ready < len(text):
-            self._unsent.append(text[num_ready:])
+        self._unsent.append(text[num_ready:])
         return text[:num_ready]
 
-    def _append(self, text: str) -> None:
+    def _decode(self) -> str:
+        """Let the tokens pushed since the last time become text, and return that."""
+        text = self._decoder.add(b"".join(self._undecoded))
+        self._undecoded.clear()
         self._unsent.append(text)
-        if not self._stops:
-            return
+        return text
+
+    def _search(self, text: str) -> None:
+        """End the text if its last part, `text`, completes a stop string."""
         counts = self.num_tokens > self._min_tokens
         found = [(end, -len(stop.text), stop) for stop in self._stops if (end := stop.feed(text, counts)) is not None]
         if not found:

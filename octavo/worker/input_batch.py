@@ -63,9 +63,9 @@ class InputBatch:
         np.add(num_computed, num_tokens, out=seq_lens, casting="same_kind")
 
         # Row and position of every token: a row's tokens lie side by side.
-        token_rows = np.repeat(batch_rows, num_tokens)
+        token_rows = batch_rows.repeat(num_tokens)
         positions = self._positions.view(total)
-        np.add(np.arange(total), np.repeat(num_computed - query_start[:-1], num_tokens), out=positions)
+        np.add(np.arange(total), (num_computed - query_start[:-1]).repeat(num_tokens), out=positions)
         self._input_ids.view(total)[:] = rows.token_ids[token_rows, positions]
         np.maximum(rows.num_prompt_tokens[token_rows], positions + 1, out=self._lengths.view(total))
 

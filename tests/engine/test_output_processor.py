@@ -163,6 +163,14 @@ def test_every_open_request_fails_with_an_error_of_its_own_when_the_engine_is_lo
     assert all(state.result().outputs[0].finish_reason == "error" for state in states)
 
 
+def test_text_that_nobody_had_read_is_still_there_when_the_engine_is_lost(desk):
+    state = desk.open(stop=["lost"])
+    for letter in "a lo":
+        desk.say(letter)
+    desk.outputs.fail_all(lambda: EngineDeadError("gone"))
+    assert state.result().outputs[0].text == "a "  # the rest may have been the beginning of a stop string
+
+
 def test_a_fault_in_one_answer_leaves_the_others_alone(desk, monkeypatch):
     bad, good = desk.open("bad", n=2), desk.open("good")
     monkeypatch.setattr(bad.samples[0], "_detokenizer", object())

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from octavo.tokenizer.detokenizer import Detokenizer
@@ -75,9 +75,11 @@ def test_deltas_join_to_the_decoded_text_for_every_chunking(byte_level, ids, siz
 
 @settings(deadline=None)
 @given(st.text(), st.lists(st.integers(0, 3), max_size=20))
+@example("<|im_end|>", [])
 def test_no_delta_holds_a_broken_character(byte_level, text, sizes):
     text = text.replace("\ufffd", "")
-    deltas, _ = run(byte_level, cut(byte_level.encode(text), sizes))
+    # A text may spell a special token, which then is one.
+    deltas, _ = run(byte_level, cut(byte_level.encode(text), sizes), skip_special_tokens=False)
     assert "".join(deltas) == text
     assert not any("\ufffd" in delta for delta in deltas)
 
