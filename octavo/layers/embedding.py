@@ -99,9 +99,9 @@ class Head(nn.Module):
         else:
             yield NamedSlot(f"{name}.weight", Slot(self.weight.shape, self.weight.copy_))
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[S, hidden] -> [S, vocab] float32."""
-        scores = logits(hidden, self.weight)
+    def forward(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """[S, hidden] -> [S, vocab] float32, written to `out` when given."""
+        scores = logits(hidden, self.weight, out)
         if self.divisor != 1.0:
             scores.div_(self.divisor)
         if self.softcap is not None:

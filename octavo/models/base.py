@@ -89,9 +89,9 @@ class CausalLM(nn.Module):
         """Hidden states [T, hidden] of this step's tokens; their keys and values are in the pages afterwards."""
         return self.model(batch)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[S, hidden] -> [S, vocab_size] float32."""
-        return self.lm_head(hidden)
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """[S, hidden] -> [S, vocab_size] float32, written to `out` when given."""
+        return self.lm_head(hidden, out)
 
 
 def assign_kv_groups(attentions: list[Attention]) -> list[KVGroupSpec]:

@@ -36,8 +36,8 @@ class Model(Protocol):
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Final hidden states. [T, hidden]"""
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[S, hidden] -> [S, vocab] float32, in memory of its own."""
+    def logits(self, hidden: Tensor, out: Tensor) -> Tensor:
+        """[S, hidden] -> [S, vocab] float32, written to `out`."""
 
 
 class ModelRunner:
@@ -62,6 +62,9 @@ class ModelRunner:
         if isinstance(model, CausalLM) and not config.device.enforce_eager:
             self._forward = planned_forward(model, self.pages.pools, config.token_budget)
         self._batch = InputBatch(config.token_budget, max_rows, max_blocks, num_groups, block_size, device)
+        # One place for the logits of all steps: fresh memory costs more to touch than logits to write.
+        num_scored = max(1, MAX_LOGITS // model.vocab_size)
+        self._scores = torch.empty((num_scored, model.vocab_size), dtype=torch.float32, device=device)
         self._hidden: Tensor | None = None
 
     @torch.inference_mode()
@@ -84,7 +87,7 @@ class ModelRunner:
         ends = np.cumsum(plan.num_tokens)
         self._score_prompts(plan, rows, ends, output)
         sampling = np.flatnonzero(plan.samples)
-        part_size = max(1, MAX_LOGITS // self.model.vocab_size)
+        part_size = len(self._scores)
         for start in range(0, len(sampling), part_size):
             part = sampling[start : start + part_size]
             self._sample(rows[part], ends[part] - 1, output)
@@ -119,7 +122,7 @@ class ModelRunner:
             scored = PromptLogprobs(first + 1, [])
             token_of_position = int(ends[i]) - plan.num_tokens[i] - first
             num_top = int(self.sampler.state.num_prompt_logprobs[row])
-            part_size = max(1, MAX_LOGITS // self.model.vocab_size)
+            part_size = len(self._scores)
             for start in range(first, last, part_size):
                 positions = np.arange(start, min(start + part_size, last))
                 following = torch.from_numpy(self.rows.token_ids[row, positions + 1].astype(np.int64)).to(self.device)
@@ -135,6 +138,7 @@ class ModelRunner:
             output.prompt_logprobs[row] = scored
 
     def _logits(self, tokens: NDArray[np.int64]) -> Tensor:
-        """Logits after some tokens of the batch. [N] -> [N, vocab]"""
+        """Logits after some tokens of the batch, valid until the next call. [N] -> [N, vocab]"""
         assert self._hidden is not None
-        return self.model.logits(self._hidden[torch.from_numpy(tokens).to(self.device)])
+        hidden = self._hidden[torch.from_numpy(tokens).to(self.device)]
+        return self.model.logits(hidden, self._scores[: len(tokens)])

@@ -86,13 +86,13 @@ class FakeModel:
                 hidden.append((digest(known) + 3 * digest(recent)) % PRIME)
         return torch.tensor(hidden, dtype=torch.float32)[:, None]
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, out: Tensor) -> Tensor:
         self.most_logits = max(self.most_logits, len(hidden) * VOCAB_SIZE)
         logits = logits_of(hidden[:, 0])
         for i, value in enumerate(hidden[:, 0].tolist()):
             if int(value) in self.poisoned:
                 logits[i, 17] = float("nan")
-        return logits
+        return out.copy_(logits)
 
 
 def read(attention: AttentionBatch, pool: Tensor, row: int, first: int, last: int) -> list[int]:
