@@ -12,6 +12,7 @@ import struct
 from typing import Any, NamedTuple
 
 from octavo.errors import ModelError
+from octavo.files.ggml_types import BLOCK_TYPES
 from octavo.files.opening import describe_intruder, map_file
 
 MAGIC = b"GGUF"
@@ -54,15 +55,18 @@ class GGUFHeader(NamedTuple):
     data_offset: int
 
 
-def read_gguf_header(path: str | os.PathLike[str]) -> GGUFHeader:
+def read_gguf_header(path: str | os.PathLike[str], *, vocabulary: bool = True) -> GGUFHeader:
     """Read and check the header of a GGUF file (version 2 or 3, little-endian).
+
+    Args:
+        vocabulary: without it all arrays of strings are empty, which saves most of the time.
 
     Raises:
         ModelError: the file is not GGUF, is cut short, or contradicts itself; names the file and the key or tensor.
     """
     buffer = map_file(path)
     try:
-        return _Parser(os.fspath(path), buffer).header()
+        return _Parser(os.fspath(path), buffer, vocabulary).header()
     finally:
         buffer.close()
 
@@ -70,9 +74,10 @@ def read_gguf_header(path: str | os.PathLike[str]) -> GGUFHeader:
 class _Parser:
     """A cursor over the header bytes; `pos` is the next byte to read."""
 
-    def __init__(self, path: str, buffer: mmap.mmap) -> None:
+    def __init__(self, path: str, buffer: mmap.mmap, vocabulary: bool) -> None:
         self.path = path
         self.buffer = buffer
+        self.vocabulary = vocabulary
         self.size = len(buffer)
         self.pos = 0
 
@@ -127,7 +132,7 @@ class _Parser:
         if count > MAX_ARRAY_ITEMS:
             raise self._error(f"metadata key {key!r} claims {count} items; the limit is {MAX_ARRAY_ITEMS}")
         if kind == _STRING:
-            return self._strings(key, count)
+            return self._strings(key, count, wanted=self.vocabulary)
         if kind == _ARRAY:
             self._check_count(count, 12, f"arrays in metadata key {key!r}")
             return [self._array(key, depth + 1) for _ in range(count)]
@@ -143,7 +148,7 @@ class _Parser:
     def _string(self, what: str) -> str:
         return self._strings(what, 1)[0]
 
-    def _strings(self, what: str, count: int) -> list[str]:
+    def _strings(self, what: str, count: int, wanted: bool = True) -> list[str]:
         """The inner loop of every vocabulary: 10^5 strings, so no call per string but the two that read it."""
         self._check_count(count, 8, f"strings in {what!r}")
         buffer, size, pos, read_length = self.buffer, self.size, self.pos, _U64.unpack_from
@@ -159,15 +164,14 @@ class _Parser:
             if pos > size:
                 raise self._cut_short(f"string {index} of {what!r}")
             try:
-                texts.append(buffer[start:pos].decode())
+                if wanted:
+                    texts.append(buffer[start:pos].decode())
             except UnicodeDecodeError as err:
                 raise self._error(f"string {index} of {what!r} is not UTF-8") from err
         self.pos = pos
         return texts
 
     def _tensor(self) -> GGUFTensorInfo:
-        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType  # noqa: PLC0415 (0.1 s, only if there is a file)
-
         name = self._string("a tensor name")
         what = f"tensor {name!r}"
         num_dims = self._u32(what)
@@ -177,17 +181,13 @@ class _Parser:
         type_id, offset = self._u32(what), self._u64(what)
         if 0 in shape:
             raise self._error(f"{what} has a dimension of size 0: shape {list(shape)}")
-        try:
-            kind = GGMLQuantizationType(type_id)
-        except ValueError as err:
-            raise self._error(f"{what} has the unknown type id {type_id}") from err
-        block_elements, block_bytes = GGML_QUANT_SIZES[kind]
+        if type_id not in BLOCK_TYPES:
+            raise self._error(f"{what} has the unknown type id {type_id}")
+        kind, block_elements, block_bytes = BLOCK_TYPES[type_id]
         if shape[-1] % block_elements:
-            raise self._error(
-                f"{what} has rows of {shape[-1]} elements, not a multiple of {kind.name}'s {block_elements}"
-            )
+            raise self._error(f"{what} has rows of {shape[-1]} elements, not a multiple of {kind}'s {block_elements}")
         num_bytes = math.prod(shape) // block_elements * block_bytes
-        return GGUFTensorInfo(name, kind.name, shape, offset, num_bytes)
+        return GGUFTensorInfo(name, kind, shape, offset, num_bytes)
 
     def _placed(self, entries: list[GGUFTensorInfo], data_offset: int, alignment: int) -> dict[str, GGUFTensorInfo]:
         """Turn offsets into file positions, and check that each tensor lies in the file and on no other."""

@@ -15,7 +15,7 @@ from octavo.layers.rope import Rope
 from octavo.ops.paged_attention import paged_attention
 from octavo.ops.rope import rope as rotate
 from octavo.ops.write_kv import write_kv
-from octavo.quantization.interface import Slot
+from octavo.quantization.interface import slot_of
 
 
 class Attention(nn.Module):
@@ -74,7 +74,7 @@ class Attention(nn.Module):
     def slots(self, name: str) -> Iterator[NamedSlot]:
         """The sinks; the projections and norms list their own."""
         if self.sinks is not None:
-            yield NamedSlot(f"{name}.sinks", Slot(self.sinks.shape, self.sinks.copy_))
+            yield NamedSlot(f"{name}.sinks", slot_of(self.sinks))
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, hidden] -> [T, hidden]; writes this step's keys and values to their pages first."""

@@ -12,7 +12,7 @@ from octavo.ops.embedding import embedding
 from octavo.ops.empty_weight import Weight, dense, empty_weight
 from octavo.ops.logits import logits
 from octavo.ops.scale import scale
-from octavo.quantization.interface import Slot
+from octavo.quantization.interface import Slot, slot_of, write_rows
 
 COMPARED_ROWS = 4096
 
@@ -46,12 +46,12 @@ class Embedding(nn.Module):
         """The table under one of the names it has in checkpoints."""
         return NamedSlot(tensor_name, Slot(self.weight.shape, partial(self.write, tensor_name)), required)
 
-    def write(self, tensor_name: str, tensor: Tensor) -> None:
-        """Fill the table; a tied head may bring it a second time under its own name, with the same values."""
+    def write(self, tensor_name: str, rows: Tensor, first_row: int = 0) -> None:
+        """Fill rows of the table; a tied head may bring them a second time under its own name, with the same values."""
         if self.written_by in (None, tensor_name):
             self.written_by = tensor_name
-            self.weight.copy_(tensor)
-        elif not equal(self.weight, tensor):
+            write_rows(self.weight, rows, first_row)
+        elif not equal(self.weight[first_row : first_row + len(rows)], rows):
             raise ModelError(
                 f"tie_word_embeddings is true but {tensor_name} differs from {self.written_by}; "
                 "if the head has its own weights, pass --hf-overrides '{\"tie_word_embeddings\": false}'"
@@ -97,7 +97,7 @@ class Head(nn.Module):
         if self.tied:
             yield self.tied.slot(f"{name}.weight", required=False)
         else:
-            yield NamedSlot(f"{name}.weight", Slot(self.weight.shape, self.weight.copy_))
+            yield NamedSlot(f"{name}.weight", slot_of(self.weight))
 
     def forward(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """[S, hidden] -> [S, vocab] float32, written to `out` when given."""
@@ -111,5 +111,8 @@ class Head(nn.Module):
 
 def equal(weight: Weight, tensor: Tensor) -> bool:
     """Whether a weight [V, hidden] holds a tensor's values; without a second copy of it all."""
-    parts = zip(weight.split(COMPARED_ROWS), tensor.split(COMPARED_ROWS), strict=True)
-    return all(torch.equal(mine, theirs.to(mine)) for mine, theirs in ((dense(rows), other) for rows, other in parts))
+    for first in range(0, len(tensor), COMPARED_ROWS):
+        mine, theirs = dense(weight[first : first + COMPARED_ROWS]), tensor[first : first + COMPARED_ROWS]
+        if not torch.equal(mine, theirs.to(mine)):
+            return False
+    return True

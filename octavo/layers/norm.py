@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from octavo.layers.build import Build, NamedSlot
 from octavo.ops.add_rms_norm import add_rms_norm
 from octavo.ops.rms_norm import rms_norm
-from octavo.quantization.interface import Slot
+from octavo.quantization.interface import Slot, write_rows
 
 
 class RMSNorm(nn.Module):
@@ -27,9 +27,9 @@ class RMSNorm(nn.Module):
         """The weight."""
         yield NamedSlot(f"{name}.weight", Slot(self.weight.shape, self.write))
 
-    def write(self, weight: Tensor) -> None:
-        """Take the weight of a checkpoint."""
-        self.weight.copy_(weight)
+    def write(self, rows: Tensor, first_row: int = 0) -> None:
+        """Take entries of the weight of a checkpoint."""
+        write_rows(self.weight, rows, first_row)
 
     def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Normalize the last dimension of x; `out` may be x."""
@@ -45,6 +45,6 @@ class RMSNorm(nn.Module):
 class GemmaRMSNorm(RMSNorm):
     """`x / rms(x) * (1 + weight)`; the 1 is added when the weight is loaded."""
 
-    def write(self, weight: Tensor) -> None:
-        """Take the weight of a checkpoint."""
-        self.weight.copy_(weight).add_(1.0)
+    def write(self, rows: Tensor, first_row: int = 0) -> None:
+        """Take entries of the weight of a checkpoint."""
+        write_rows(self.weight, rows.float() + 1.0, first_row)

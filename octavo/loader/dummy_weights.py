@@ -24,10 +24,14 @@ def stored(spec: ModelSpec, dtype: torch.dtype) -> Iterator[StoredWeight]:
     for index, (name, parameter) in enumerate(model.named_parameters()):
         shape = tuple(parameter.shape)
         is_norm = name.endswith("norm.weight")
-        read = partial(torch.full, shape, norm_value) if is_norm else partial(_noise, shape, dtype, index)
+        read = partial(_constant, shape, norm_value) if is_norm else partial(_noise, shape, dtype, index)
         yield StoredWeight(name, shape, read)
 
 
-def _noise(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
+def _constant(shape: tuple[int, ...], value: float) -> tuple[Tensor]:
+    return (torch.full(shape, value),)
+
+
+def _noise(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> tuple[Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return torch.empty(shape, dtype=dtype).normal_(0.0, STANDARD_DEVIATION, generator=generator)
+    return (torch.empty(shape, dtype=dtype).normal_(0.0, STANDARD_DEVIATION, generator=generator),)

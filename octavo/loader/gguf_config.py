@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.errors import ModelError
+from octavo.files.ggml_types import FILE_TYPES
 from octavo.files.gguf_header import GGUFHeader
 from octavo.loader.hf_config import Config, finish_config
 
@@ -110,11 +111,9 @@ def generation_config(header: GGUFHeader) -> dict[str, Any]:
 
 def file_type(header: GGUFHeader) -> str:
     """The mix of types the file was quantized to ("Q4_K_M"); without that note the most frequent type."""
-    from gguf.constants import LlamaFileType  # noqa: PLC0415 (0.1 s, only if there is a GGUF file)
-
     noted = header.metadata.get("general.file_type")
-    if noted in {int(kind) for kind in LlamaFileType}:
-        return LlamaFileType(noted).name.removeprefix("MOSTLY_").removeprefix("ALL_")
+    if noted in FILE_TYPES:
+        return FILE_TYPES[noted]
     names = [tensor.type_name for tensor in header.tensors.values()]
     return max(set(names), key=names.count)
 

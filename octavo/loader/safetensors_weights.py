@@ -4,9 +4,11 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from octavo.config import ModelSpec
 from octavo.errors import ModelError
+from octavo.files.safetensors_header import SafetensorsTensorInfo
 from octavo.loader.mapped import MappedFile
 from octavo.loader.safetensors_files import find_tensors
 from octavo.loader.weights import StoredWeight
@@ -26,8 +28,12 @@ def stored(spec: ModelSpec, dtype: torch.dtype) -> Iterator[StoredWeight]:
         if info.dtype not in DTYPES:
             raise ModelError(f"{path}: tensor {stored_name!r} has type {info.dtype}; readable: {', '.join(DTYPES)}")
         file = files.setdefault(path, MappedFile(path))
-        read = partial(file.tensor, info.offset, info.num_bytes, DTYPES[info.dtype], info.shape)
+        read = partial(_read, file, info)
         yield StoredWeight(text_name(stored_name), info.shape, read)
+
+
+def _read(file: MappedFile, info: SafetensorsTensorInfo) -> tuple[Tensor]:
+    return (file.tensor(info.offset, info.num_bytes, DTYPES[info.dtype], info.shape),)
 
 
 def text_name(name: str) -> str:

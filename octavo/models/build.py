@@ -1,7 +1,8 @@
 """From a resolved reference and a stream of tensors to a model that runs. Knows no file formats.
 
 Weights are held once: the model's tensors are made empty, and each tensor of the stream is copied into its place, in
-any order. Nothing is left uninitialized: a tensor that is missing, unknown or of another shape stops the start-up.
+any order, some rows at a time. Nothing is left uninitialized: a tensor that is missing, unknown or of another shape
+stops the start-up.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,6 +14,7 @@ from octavo.config import ModelSpec
 from octavo.errors import ModelError
 from octavo.layers.build import Build
 from octavo.layers.config import TextConfig
+from octavo.loader.weights import StoredWeight
 from octavo.models.base import CausalLM
 from octavo.models.registry import MODELS
 from octavo.quantization.interface import Slot
@@ -78,13 +80,25 @@ def load_weights(model: CausalLM, weights: Iterable[tuple[str, Tensor]], source:
     Raises:
         ModelError: names the source and the tensor.
     """
+    read_weights(model, (_stored(name, tensor) for name, tensor in weights), source, partial)
+
+
+def read_weights(model: CausalLM, weights: Iterable[StoredWeight], source: str, partial: bool = False) -> None:
+    """As `load_weights`, from where they are stored, part by part: no tensor is ever there twice."""
     slots = _Slots(model, source)
-    for name, tensor in weights:
-        slot = slots.find(name, tensor.shape)
-        if slot is not None:
-            slot.write(tensor)
+    for name, shape, read in weights:
+        slot, first_row = slots.find(name, shape), 0
+        if slot is None:
+            continue
+        for rows in read():
+            slot.write(rows, first_row)
+            first_row += len(rows)
     if not partial:
         slots.require_all()
+
+
+def _stored(name: str, tensor: Tensor) -> StoredWeight:
+    return StoredWeight(name, tensor.shape, lambda: (tensor,))
 
 
 class _Slots:

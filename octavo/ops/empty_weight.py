@@ -13,14 +13,14 @@ from octavo.ops.dispatch import op
 class PackedWeight(Protocol):
     """A matrix [N, K], or some rows of one, in a provider's layout.
 
-    It stands in for a tensor where models are made and filled: `split` gives ranges of rows, `copy_` fills them.
+    It stands in for a tensor where models are made and filled: a slice is a range of rows, `copy_` fills it.
     """
 
     shape: torch.Size
     dtype: torch.dtype
 
-    def split(self, rows: int | list[int]) -> "tuple[PackedWeight, ...]":
-        """Ranges of rows, as `Tensor.split` gives them; they share this one's memory."""
+    def __getitem__(self, rows: slice, /) -> "PackedWeight":
+        """A range of rows, which shares this one's memory."""
         ...
 
     def copy_(self, source: Tensor) -> object:

@@ -23,6 +23,7 @@ def logits(x: Tensor, weight: Weight, out: Tensor | None = None) -> Tensor:
         out = x.new_empty((len(x), weight.shape[0]), dtype=torch.float32)
     x, num_rows = pad_rows(x.float()), len(x)
     # A slice at a time: the table of a small model with a large vocabulary must not be held twice.
-    for columns, rows in zip(out.split(SLICE_ROWS, 1), weight.split(SLICE_ROWS), strict=True):
-        columns.copy_(torch.mm(x, dense(rows).float().t())[:num_rows])
+    for first in range(0, weight.shape[0], SLICE_ROWS):
+        rows = dense(weight[first : first + SLICE_ROWS])
+        out[:, first : first + len(rows)] = torch.mm(x, rows.float().t())[:num_rows]
     return out

@@ -3,18 +3,37 @@
 Knows no models. A format sees a layer as named parts stacked along the output dimension (q, k and v of one projection).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from octavo.ops.empty_weight import Weight
+
+
+class Write(Protocol):
+    """Copies in rows from `first_row` on; may be called again with newer values."""
+
+    def __call__(self, rows: Tensor, first_row: int = 0) -> object: ...
+
 
 class Slot(NamedTuple):
-    """A place for one tensor of a checkpoint; `write` copies it in, and may be called again with newer values."""
+    """A place for one tensor of a checkpoint."""
 
     shape: torch.Size
-    write: Callable[[Tensor], object]
+    write: Write
+
+
+def slot_of(weight: Weight) -> Slot:
+    """The place that a weight is itself."""
+    return Slot(weight.shape, partial(write_rows, weight))
+
+
+def write_rows(weight: Weight, rows: Tensor, first_row: int = 0) -> None:
+    """Copy `rows` into a weight."""
+    weight[first_row : first_row + len(rows)].copy_(rows)
 
 
 class LinearSlot(NamedTuple):

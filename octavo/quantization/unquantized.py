@@ -7,7 +7,7 @@ from torch import Tensor
 
 from octavo.ops.empty_weight import empty_weight
 from octavo.ops.linear import linear
-from octavo.quantization.interface import LinearSlot, Slot
+from octavo.quantization.interface import LinearSlot, slot_of
 
 
 class UnquantizedWeights:
@@ -26,8 +26,10 @@ class UnquantizedWeights:
         for suffix, whole in (("weight", self.weight), ("bias", self.bias)):
             if whole is None:
                 continue
-            for part, rows in zip(self.parts, whole.split(list(self.parts.values())), strict=True):
-                yield LinearSlot(part, suffix, Slot(rows.shape, rows.copy_))
+            begin = 0
+            for part, size in self.parts.items():
+                yield LinearSlot(part, suffix, slot_of(whole[begin : begin + size]))
+                begin += size
 
     def apply(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """`x @ weight.T + bias`: x [T, K] -> [T, N]."""

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 
 from octavo.config import EngineConfig, KVGroupSpec
 from octavo.errors import ConfigError
@@ -11,7 +10,7 @@ from octavo.kernels.cpu import native
 from octavo.loader.weights import StoredWeight, stored_weights
 from octavo.logging import get_logger
 from octavo.messages import LOADING_WEIGHTS, ModelRunnerOutput, Progress, SchedulerOutput
-from octavo.models.build import build_model, check_weights, load_weights
+from octavo.models.build import build_model, check_weights, read_weights
 from octavo.ops.dispatch import use_providers
 from octavo.platforms.registry import select_platform
 from octavo.worker.model_runner import Model, ModelRunner
@@ -50,7 +49,7 @@ class Worker:
         outline = build_model(spec, dtype, torch.device("meta"), max_model_len=1)  # sizes that are wrong cost no memory
         check_weights(outline, ((weight.name, weight.shape) for weight in stored), spec.path)
         model = build_model(spec, dtype, torch.device(self.platform.device), config.max_model_len)
-        load_weights(model, _read_all(stored, progress), spec.path)
+        read_weights(model, _reported(stored, progress), spec.path)
         self.platform.synchronize()
         # Now that the model has brought in all its ops, each gets its kernel.
         logger.debug("op providers: %s", use_providers(self.platform.providers))
@@ -103,9 +102,9 @@ class Worker:
         self._model = self._runner = None
 
 
-def _read_all(stored: list[StoredWeight], progress: Progress) -> Iterator[tuple[str, Tensor]]:
-    """Read each tensor once the one before it has been taken in, and report it."""
+def _reported(stored: list[StoredWeight], progress: Progress) -> Iterator[StoredWeight]:
+    """Report each one once it has been taken in."""
     progress(LOADING_WEIGHTS, 0, len(stored))
-    for done, (name, _, read) in enumerate(stored, start=1):
-        yield name, read()
+    for done, weight in enumerate(stored, start=1):
+        yield weight
         progress(LOADING_WEIGHTS, done, len(stored))

@@ -11,7 +11,7 @@ import torch
 
 from octavo.errors import ModelError
 from octavo.files.gguf_header import GGUFTensorInfo
-from octavo.loader import gguf_weights
+from octavo.loader import weights
 from octavo.loader.gguf_weights import dequantize
 from octavo.loader.mapped import MappedFile
 from octavo.loader.weights import iterate_weights
@@ -30,6 +30,11 @@ def random_blocks(type_name: str, num_rows: int, num_columns: int) -> np.ndarray
     return rng.integers(0, 0x78, (num_rows, num_columns // block_elements * block_bytes), dtype=np.uint8)
 
 
+def read(file: MappedFile, info: GGUFTensorInfo, path: str = "m") -> torch.Tensor:
+    """All parts of a tensor; a part need not outlive the next one."""
+    return torch.cat([part.clone() for part in dequantize(path, file, info)])
+
+
 def stored(tmp_path, content: np.ndarray, type_name: str, shape: tuple[int, ...], offset: int = 64):
     path = tmp_path / "weights.gguf"
     path.write_bytes(bytes(offset) + content.tobytes())
@@ -38,13 +43,21 @@ def stored(tmp_path, content: np.ndarray, type_name: str, shape: tuple[int, ...]
 
 @pytest.mark.parametrize("type_name", QUANTIZED + ALSO_READ)
 def test_dequantized_values_are_those_of_the_gguf_package(tmp_path, monkeypatch, type_name):
-    monkeypatch.setattr(gguf_weights, "CHUNK_ELEMENTS", 1024)  # several chunks, the last one smaller
+    monkeypatch.setattr(weights, "PART_ELEMENTS", 1024)  # several parts, the last one smaller
     blocks = random_blocks(type_name, 7, 512)
     file, info = stored(tmp_path, blocks, type_name, (7, 512))
     expected = torch.from_numpy(gguf.dequantize(blocks, gguf.GGMLQuantizationType[type_name]))
-    assert torch.equal(dequantize("m", file, info, torch.float32), expected)
-    assert torch.equal(dequantize("m", file, info, torch.bfloat16), expected.bfloat16())
+    assert torch.equal(read(file, info), expected)
     assert expected.std() > 0
+
+
+@pytest.mark.parametrize("type_name", ["F32", "BF16", "Q8_0"])
+def test_parts_have_the_bits_of_the_whole_in_every_type(checkpoint, tmp_path, monkeypatch, type_name):
+    spec = spec_of(write_gguf(checkpoint("llama"), tmp_path / "m.gguf", type_name))
+    whole = dict(iterate_weights(spec, torch.float32))
+    monkeypatch.setattr(weights, "PART_ELEMENTS", 500)  # parts end inside tensors, and one head may be more than a part
+    for name, weight in iterate_weights(spec, torch.bfloat16):
+        assert torch.equal(weight, whole[name] if name.endswith("norm.weight") else whole[name].bfloat16())
 
 
 # Largest error of a value, by the largest magnitude around it. The symmetric types have one step less on one side.
@@ -69,31 +82,33 @@ def test_plain_types_are_read_as_they_are(tmp_path, type_name, dtype, offset):
     values = torch.randn(3, 5, generator=torch.Generator().manual_seed(0)).to(dtype)
     content = values.view(torch.uint8).numpy()
     file, info = stored(tmp_path, content, type_name, (3, 5), offset)
-    assert torch.equal(dequantize("m", file, info, dtype), values)
-    assert torch.equal(dequantize("m", file, info, torch.float32), values.float())
+    assert torch.equal(read(file, info), values)
 
 
 def test_type_of_the_file_is_not_copied(tmp_path):
     file, info = stored(tmp_path, np.arange(64, dtype=np.float32), "F32", (64,))
-    assert dequantize("m", file, info, torch.float32).data_ptr() == file.read(info.offset, 1).data_ptr()
+    (part,) = dequantize("m", file, info)
+    assert part.data_ptr() == file.read(info.offset, 1).data_ptr()
 
 
-def test_dequantizing_needs_little_memory_beside_the_result(tmp_path):
+def test_dequantizing_needs_little_memory(tmp_path):
     blocks = random_blocks("Q6_K", 1024, 4096)
     file, info = stored(tmp_path, blocks, "Q6_K", (1024, 4096))
     del blocks
-    tracemalloc.start()  # sees NumPy's scratch, not torch's result
-    dequantize("m", file, info, torch.bfloat16)
+    tracemalloc.start()  # sees NumPy's scratch, and not torch's
+    scratch = {
+        part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in dequantize("m", file, info)
+    }
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak_bytes < 8 << 20
+    assert peak_bytes < 8 << 20 and sum(scratch.values()) <= 4 * weights.PART_ELEMENTS
 
 
 @pytest.mark.parametrize("type_name", ["I8", "Q8_1", "Q8_K"])
 def test_type_that_is_no_weight_is_refused_by_name(tmp_path, type_name):
     file, info = stored(tmp_path, np.zeros(292, dtype=np.uint8), type_name, (256,))
     with pytest.raises(ModelError, match=f"model.gguf: tensor 'blk.0.ffn_up.weight' has the type {type_name}"):
-        dequantize("model.gguf", file, info, torch.float32)
+        read(file, info, "model.gguf")
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "mistral"])

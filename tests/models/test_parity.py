@@ -155,7 +155,7 @@ def test_the_comparison_rejects_a_wrong(name: str, detail: str, mutate: Any, wor
 def test_the_comparison_rejects_a_wrong_norm_offset(family: str, world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     offset = {RMSNorm: 1.0, GemmaRMSNorm: 0.0}
     for norm, wrong in offset.items():
-        monkeypatch.setattr(norm, "write", lambda self, weight, wrong=wrong: self.weight.copy_(weight).add_(wrong))
+        monkeypatch.setattr(norm, "write", lambda self, rows, _, wrong=wrong: self.weight.copy_(rows).add_(wrong))
     folder, expected = world(family)
     with pytest.raises(AssertionError, match="not close"):
         assert_parity(run_whole(load_tiny(folder), PROMPT), expected)

@@ -17,15 +17,15 @@ from typing import Any
 
 import httpx
 import pytest
-from torch import Tensor
 
 from octavo.config import EngineConfig, ServerConfig
 from octavo.engine import async_llm
 from octavo.engine.core import EngineCore
 from octavo.engine.resolve import make_config
 from octavo.errors import ConfigError, EngineDeadError, ModelError
+from octavo.loader.weights import StoredWeight
 from octavo.models.base import CausalLM
-from octavo.models.build import load_weights
+from octavo.models.build import read_weights
 from octavo.server.listening import open_to_clients, reserve
 from octavo.server.run import Banner, serve
 from octavo.worker import worker
@@ -108,13 +108,13 @@ def run(
     driver = Driver(free_port())
     driver.load.set()
 
-    def read_when_let(model: CausalLM, weights: Iterable[tuple[str, Tensor]], source: str) -> None:
+    def read_when_let(model: CausalLM, weights: Iterable[StoredWeight], source: str) -> None:
         stream = iter(weights)
         first = next(stream)
         assert driver.load.wait(20)
-        load_weights(model, itertools.chain([first], stream), source)
+        read_weights(model, itertools.chain([first], stream), source)
 
-    monkeypatch.setattr(worker, "load_weights", read_when_let)
+    monkeypatch.setattr(worker, "read_weights", read_when_let)
 
     def resolve() -> EngineConfig:
         return make_config(model=str(folder), served_model_name="test", **OPTIONS)

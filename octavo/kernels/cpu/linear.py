@@ -30,15 +30,12 @@ class PanelWeight:
         self.whole = whole
         """Products and gathers want all rows of the matrix."""
 
-    def split(self, rows: int | list[int]) -> "tuple[PanelWeight, ...]":
-        """Ranges of rows; they share this one's memory."""
-        total, columns = self.shape
-        sizes = rows if isinstance(rows, list) else [min(rows, total - i) for i in range(0, total, rows)]
-        begins = [self.begin + sum(sizes[:i]) for i in range(len(sizes))]
-        return tuple(
-            PanelWeight(self.matrix, self.dtype, begin, torch.Size((size, columns)), False)
-            for begin, size in zip(begins, sizes, strict=True)
-        )
+    def __getitem__(self, rows: slice, /) -> "PanelWeight":
+        """A range of rows, which shares this one's memory."""
+        begin, end, step = rows.indices(self.shape[0])
+        assert step == 1
+        shape = torch.Size((max(0, end - begin), self.shape[1]))
+        return PanelWeight(self.matrix, self.dtype, self.begin + begin, shape, False)
 
     def copy_(self, source: Tensor) -> "PanelWeight":
         """Pack the values of `source` [N, K]."""

@@ -81,6 +81,12 @@ def set_num_threads(threads: int) -> bool:
     return True
 
 
+def can_dequantize(type_name: str) -> bool:
+    """Whether there are native kernels and they know a GGUF type."""
+    module = load()
+    return module is not None and module.dequantize(type_name, 0, 0, 0)
+
+
 def dequantize(type_name: str, out: torch.Tensor, blocks: torch.Tensor) -> bool:
     """Expand blocks [B, bytes] of a GGUF type into `out` [B, elements], contiguous float32.
 
