@@ -1,5 +1,5 @@
-"""Time what a step costs beside the model: the real scheduler, pages, rows, batch and output processing, with an
-executor that makes tokens up. Times are CPU time of this thread, so what else the machine does hardly shows.
+"""Time what a step costs beside the model: the real scheduler, model runner, sampler and output processing, around a
+model that makes logits up. Times are CPU time of this thread, so what else the machine does hardly shows.
 """
 
 import time
@@ -7,24 +7,35 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import median
 
-import numpy as np
 import torch
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
+from torch import Tensor
 
-from octavo.config import KVGroupSpec, SchedulerConfig
+from octavo.attention.batch import ForwardBatch
+from octavo.config import (
+    CacheConfig,
+    DeviceConfig,
+    EngineConfig,
+    KVGroupSpec,
+    ModelConfig,
+    ModelSpec,
+    SchedulerConfig,
+)
 from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.scheduler import Scheduler
 from octavo.engine.input_processor import Submission
 from octavo.engine.output_processor import OutputProcessor
-from octavo.messages import EngineRequest, ModelRunnerOutput, SchedulerOutput
+from octavo.messages import EngineRequest
+from octavo.ops.dispatch import use_providers
+from octavo.platforms.registry import select_platform
 from octavo.sampling_params import SamplingParams
 from octavo.tokenizer.parts import TokenizerParts
 from octavo.tokenizer.tokenizer import Tokenizer
-from octavo.worker.input_batch import InputBatch
-from octavo.worker.rows import Rows
+from octavo.worker.model_runner import ModelRunner
 
-PHASES = ("schedule", "batch", "update", "output")
+PHASES = ("schedule", "batch", "sample", "update", "output")
+VOCAB_SIZE = 128
 BLOCK_SIZE = 16
 TOKEN_BUDGET = 1024
 PROMPT_TOKENS = 128
@@ -38,6 +49,10 @@ def run_scheduler_bench(num_seqs: int, num_steps: int) -> dict[str, object]:
 
     * "decode": `num_seqs` sequences decode and nobody comes or goes.
     * "mixed": as many are running, but sequences end all the time and new prompts take their seats.
+
+    The phases: "schedule" makes the plan; "batch" brings rows and pages up to date and gathers the forward pass;
+    "sample" gathers parameters, chooses among 128 tokens and writes the result; "update" takes it into the scheduler;
+    "output" makes news of it, as the caller's side of the engine does (in a server that is another process).
     """
     return {"num_seqs": num_seqs, "steps": num_steps} | {
         "decode_us": _Loop(num_seqs, num_steps, mixed=False).run(),
@@ -51,14 +66,12 @@ class _Loop:
     def __init__(self, num_seqs: int, num_steps: int, *, mixed: bool) -> None:
         output_tokens = MIXED_OUTPUT_TOKENS if mixed else WARM_UP_STEPS + num_steps + num_seqs
         max_model_len = PROMPT_TOKENS + output_tokens
-        max_blocks = -(-max_model_len // BLOCK_SIZE)
-        groups = [KVGroupSpec("full", num_layers=1, num_kv_heads=1, head_dim=8)]
-        budget = max(TOKEN_BUDGET, 2 * num_seqs)
-        config = SchedulerConfig(max_num_seqs=num_seqs)
-        kv = KVCacheManager(groups, [2 * num_seqs * max_blocks], BLOCK_SIZE, enable_prefix_caching=True)
-        self._scheduler = Scheduler(config, kv, max_model_len=max_model_len, token_budget=budget)
-        self._rows = Rows(num_seqs, max_model_len, len(groups), BLOCK_SIZE)
-        self._batch = InputBatch(budget, num_seqs, max_blocks, len(groups), BLOCK_SIZE, torch.device("cpu"))
+        num_blocks = 2 * num_seqs * -(-max_model_len // BLOCK_SIZE)
+        model, config = _Model(num_seqs), _config(num_seqs, max_model_len)
+        kv = KVCacheManager(model.kv_groups, [num_blocks], BLOCK_SIZE, enable_prefix_caching=True)
+        self._scheduler = Scheduler(config.scheduler, kv, max_model_len=max_model_len, token_budget=config.token_budget)
+        use_providers(select_platform("cpu").providers)
+        self._runner = ModelRunner(model, config, [num_blocks], torch.float32, torch.device("cpu"))
         self._outputs = OutputProcessor(_byte_tokenizer())
         self._num_steps = num_steps
         self._output_tokens = output_tokens
@@ -82,9 +95,9 @@ class _Loop:
         with _timed(times_s, "schedule"):
             plan = self._scheduler.schedule()
         with _timed(times_s, "batch"):
-            self._rows.update(plan)
-            self._batch.gather(plan, self._rows, [])
-        result = self._sample(plan)
+            self._runner.execute(plan)
+        with _timed(times_s, "sample"):
+            result = self._runner.sample(plan)
         with _timed(times_s, "update"):
             news = self._scheduler.update_from_output(plan, result)
             self._scheduler.stats()
@@ -95,23 +108,11 @@ class _Loop:
                 self._submit(self._output_tokens)
         return len(plan.rows), times_s
 
-    def _sample(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        """What a model would have said: letters, by row and step."""
-        rows = np.array(plan.rows)[plan.samples]
-        token_ids = ord("a") + (rows + plan.step) % 26
-        self._rows.append_tokens(rows, token_ids)
-        return ModelRunnerOutput(
-            step=plan.step,
-            rows=rows.tolist(),
-            token_ids=[[token_id] for token_id in token_ids.tolist()],
-            logprobs=[None] * len(rows),
-        )
-
     def _submit(self, output_tokens: int) -> None:
         index = self._num_submitted
         self._num_submitted += 1
         prompt = [ord("a") + (index >> 4 * place) % 16 for place in range(6)] * PROMPT_TOKENS
-        params = SamplingParams(max_tokens=output_tokens, ignore_eos=True)
+        params = SamplingParams(max_tokens=output_tokens, ignore_eos=True, temperature=0.0)
         request = EngineRequest(request_id=str(index), prompt_token_ids=prompt[:PROMPT_TOKENS], sampling=params)
         self._outputs.add(
             Submission(
@@ -125,6 +126,38 @@ class _Loop:
             )
         )
         self._scheduler.add_request(request)
+
+
+class _Model:
+    """Says letters, a different one in each place of the batch, and computes nothing."""
+
+    vocab_size = VOCAB_SIZE
+
+    def __init__(self, num_seqs: int) -> None:
+        self.kv_groups = [KVGroupSpec("full", num_layers=1, num_kv_heads=1, head_dim=8)]
+        self._letters = torch.zeros((num_seqs, VOCAB_SIZE))
+        for i, scores in enumerate(self._letters):
+            scores[ord("a") + i % 26] = 1.0
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        return batch.positions[:, None]
+
+    def logits(self, hidden: Tensor, out: Tensor) -> Tensor:
+        return self._letters[: len(hidden)]
+
+
+def _config(num_seqs: int, max_model_len: int) -> EngineConfig:
+    token_budget = max(TOKEN_BUDGET, 2 * num_seqs)
+    return EngineConfig(
+        model=ModelConfig(),
+        cache=CacheConfig(block_size=BLOCK_SIZE),
+        scheduler=SchedulerConfig(max_num_seqs=num_seqs, max_num_batched_tokens=token_budget),
+        device=DeviceConfig(device="cpu"),
+        spec=ModelSpec("letters", "", "dummy", "", {}, max_model_len, VOCAB_SIZE, (), {}, "", "float32"),
+        dtype="float32",
+        max_model_len=max_model_len,
+        served_model_name="letters",
+    )
 
 
 @contextmanager

@@ -36,12 +36,17 @@ class InputBatch:
         token_budget: most tokens of a step.
         max_rows: most rows of a step.
         max_blocks: width of a full block table.
+
+    Attributes:
+        rows, ends: [R] of the last `gather`, each row and the end of its tokens in the batch.
     """
 
     def __init__(
         self, token_budget: int, max_rows: int, max_blocks: int, num_groups: int, block_size: int, device: torch.device
     ) -> None:
         self.block_size = block_size
+        self.rows: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.ends: NDArray[np.int64] = np.zeros(0, np.int64)
         self._input_ids = HostBuffer(token_budget, torch.int64, device)
         self._positions = HostBuffer(token_budget, torch.int64, device)
         self._lengths = HostBuffer(token_budget, torch.int64, device)
@@ -52,13 +57,14 @@ class InputBatch:
 
     def gather(self, plan: SchedulerOutput, rows: Rows, kv_pages: list[Tensor]) -> ForwardBatch:
         """The forward pass of `plan`, which schedules at least one row. The result is valid until the next call."""
-        batch_rows = np.array(plan.rows)
+        self.rows = batch_rows = np.array(plan.rows)
         num_tokens = np.array(plan.num_tokens)
         num_computed = np.array(plan.num_computed_tokens)
-        num_rows, total = len(batch_rows), int(num_tokens.sum())
+        self.ends = num_tokens.cumsum()
+        num_rows, total = len(batch_rows), int(self.ends[-1])
 
         query_start = self._query_start.view(num_rows + 1)
-        np.cumsum(num_tokens, out=query_start[1:])
+        query_start[1:] = self.ends
         seq_lens = self._seq_lens.view(num_rows)
         np.add(num_computed, num_tokens, out=seq_lens, casting="same_kind")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from octavo.attention.batch import ForwardBatch
 from octavo.config import EngineConfig, KVGroupSpec
-from octavo.messages import ModelRunnerOutput, PromptLogprobs, SchedulerOutput
+from octavo.messages import ModelRunnerOutput, PositionLogprobs, PromptLogprobs, SchedulerOutput
 from octavo.models.base import CausalLM
 from octavo.ops.rank_tokens import rank_tokens
 from octavo.worker.forward import Forward, planned_forward
@@ -83,8 +83,7 @@ class ModelRunner:
         output = ModelRunnerOutput(step=plan.step)
         if self._hidden is None:
             return output
-        rows = np.array(plan.rows)
-        ends = np.cumsum(plan.num_tokens)
+        rows, ends = self._batch.rows, self._batch.ends
         self._score_prompts(plan, rows, ends, output)
         sampling = np.flatnonzero(plan.samples)
         part_size = len(self._scores)
@@ -106,9 +105,15 @@ class ModelRunner:
         good = sampled.token_ids >= 0
         self.rows.append_tokens(rows[good], sampled.token_ids[good])
         output.rows += rows.tolist()
-        output.token_ids += [[token_id] if token_id >= 0 else [] for token_id in sampled.token_ids.tolist()]
-        output.logprobs += [[sampled.logprobs[i]] if i in sampled.logprobs else None for i in range(len(rows))]
-        output.errors.update((int(rows[i]), message) for i, message in sampled.errors.items())
+        token_ids: list[list[int]] = sampled.token_ids[:, None].tolist()
+        logprobs: list[list[PositionLogprobs] | None] = [None] * len(rows)
+        for i, position in sampled.logprobs.items():
+            logprobs[i] = [position]
+        for i, message in sampled.errors.items():
+            token_ids[i] = []
+            output.errors[int(rows[i])] = message
+        output.token_ids += token_ids
+        output.logprobs += logprobs
 
     def _score_prompts(
         self, plan: SchedulerOutput, rows: NDArray[np.int64], ends: NDArray[np.int64], output: ModelRunnerOutput

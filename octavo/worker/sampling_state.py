@@ -100,13 +100,14 @@ class SamplingState:
         self.num_logprobs[row] = self._num_top(params.logprobs)
         self.num_prompt_logprobs[row] = self._num_top(params.prompt_logprobs)
         edits = self._edits(new)
-        self.uses[row] = uses_of(params, edits)
+        uses = uses_of(params, edits)
         if len(new.token_ids) > new.num_prompt_tokens:  # back after a preemption: the prompt was reported before
-            self.uses[row] &= ~int(Uses.PROMPT_LOGPROBS)
-        if self.uses[row] & Uses.EDITS:
+            uses &= ~Uses.PROMPT_LOGPROBS
+        if uses & Uses.EDITS:
             self.edits[row] = edits
-        if self.uses[row] & Uses.COUNTS:
+        if uses & Uses.COUNTS:
             self.counts.add(row, new.token_ids[new.num_prompt_tokens :])
+        self.uses[row] = uses
 
     def free(self, row: int) -> None:
         """Forget a row; one that is empty already is left alone."""
