@@ -145,5 +145,7 @@ class ModelRunner:
     def _logits(self, tokens: NDArray[np.int64]) -> Tensor:
         """Logits after some tokens of the batch, valid until the next call. [N] -> [N, vocab]"""
         assert self._hidden is not None
-        hidden = self._hidden[torch.from_numpy(tokens).to(self.device)]
+        hidden = self._hidden
+        if len(tokens) < len(hidden):  # else they are all of them: those asked for are different and in order
+            hidden = hidden[torch.from_numpy(tokens).to(self.device)]
         return self.model.logits(hidden, self._scores[: len(tokens)])

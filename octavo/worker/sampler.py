@@ -85,8 +85,8 @@ class Sampler:
         asked = self.state.using(rows, Uses.LOGPROBS)
         asked_index = self._on_device(asked)
         processed = torch.empty_like(logits) if len(asked) and self.mode.processed else None
-        unchanged = len(asked) == len(rows) and not uses & Uses.EDITS
-        reported = logits if unchanged else logits[asked_index]
+        apart = len(asked) > 0 and (len(asked) < len(rows) or uses & Uses.EDITS)
+        reported = logits[asked_index] if apart else logits
         if uses & Uses.EDITS:
             self._edit(logits, rows)
         chosen = sample(logits, params, processed=processed)
