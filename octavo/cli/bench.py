@@ -1,10 +1,11 @@
 """`octavo bench`: throughput, latency, serve and scheduler print one JSON object, kernels and peers a table."""
 
 import argparse
-import asyncio
 import json
 from contextlib import closing
 from pathlib import Path
+
+import uvloop
 
 from octavo.bench.offline import OfflineBench
 from octavo.bench.online import run_online
@@ -116,7 +117,7 @@ def _serve(args: argparse.Namespace) -> dict[str, object]:
     card = fetch_model_card(args.url, args.api_key, args.model)
     workload = _read_or_make(args, SAFE_VOCAB_SIZE)
     with progress_bars() as progress:
-        figures = asyncio.run(
+        figures = uvloop.run(  # a third less of the CPU time that the server could use
             run_online(
                 args.url,
                 card["id"],
