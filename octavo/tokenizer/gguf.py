@@ -9,23 +9,25 @@ byte-level vocabulary spells with characters outside its alphabet (DeepSeek).
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from octavo.errors import ModelError
 from octavo.files.gguf_header import read_gguf_header
 from octavo.logging import get_logger
-from octavo.tokenizer.merges import merges_of
+from octavo.registry import load_object
 from octavo.tokenizer.parts import TokenizerParts, mark_special, surround
 from octavo.tokenizer.pretokenizers import RECIPES, Recipe
 from octavo.tokenizer.spelling import SPACE
 
 logger = get_logger(__name__)
+
+MERGES_OF = "octavo.tokenizer.merges:merges_of"
+"""Needs NumPy, which a server that reads no SentencePiece vocabulary does without."""
 
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
 """Values of `tokenizer.ggml.token_type`. The last two are matched whole in text; control tokens are also special."""
@@ -114,14 +116,14 @@ class _Metadata:
         return backend
 
     def _sentencepiece(self) -> Backend:
-        scores = np.array(self._array("scores", float, int), np.float64)
+        scores: Sequence[float] = self._array("scores", float, int)
         if len(scores) != len(self.tokens):
             raise self._error(f"{len(self.tokens)} tokens but {len(scores)} scores")
         architecture = str(self.metadata.get("general.architecture"))
         if architecture.startswith("gemma"):
             self._spell_gemma_spaces()
-            scores = -np.arange(len(self.tokens), dtype=np.float64)  # ids, not scores, follow the merge order
-        backend = self._bpe(merges_of(self.tokens, scores), byte_fallback=True, fuse_unk=True)
+            scores = range(0, -len(self.tokens), -1)  # ids, not scores, follow the merge order
+        backend = self._bpe(load_object(MERGES_OF)(self.tokens, scores), byte_fallback=True, fuse_unk=True)
         prefix = bool(self._get("add_space_prefix", default=not architecture.startswith("gemma")))
         if architecture == "phi3" and prefix:
             # Its own tokenizer.json puts the space before the text's own spaces, which Metaspace does not.

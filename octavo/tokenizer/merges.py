@@ -17,7 +17,7 @@ _INVERSE = pow(_BASE, -1, 1 << 64)
 _FILTER_BITS = 24
 
 
-def merges_of(pieces: Sequence[str], scores: NDArray[np.float64]) -> list[tuple[str, str]]:
+def merges_of(pieces: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
     """Every way to make a piece out of two others, best score first, then the longer left part, the longer right part
     and the lower id.
 
@@ -31,7 +31,7 @@ def merges_of(pieces: Sequence[str], scores: NDArray[np.float64]) -> list[tuple[
     lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
     ids, left_lengths = _likely_splits(pieces, lengths)
     right_lengths = lengths[ids] - left_lengths
-    order = np.lexsort((ids, -right_lengths, -left_lengths, -scores[ids]))
+    order = np.lexsort((ids, -right_lengths, -left_lengths, -np.asarray(scores, np.float64)[ids]))
     vocabulary = set(pieces)
     splits = zip(map(pieces.__getitem__, ids[order].tolist()), left_lengths[order].tolist(), strict=True)
     return [

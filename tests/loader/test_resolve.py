@@ -201,7 +201,7 @@ def test_resolving_a_gguf_file_needs_neither_torch_nor_transformers(folder, tmp_
         "import sys; from octavo.config import ModelConfig; from octavo.loader.resolve import resolve_reference;"
         "early = [m for m in ('torch', 'transformers', 'numpy', 'gguf', 'huggingface_hub') if m in sys.modules];"
         "resolve_reference(ModelConfig(model=sys.argv[1]));"
-        "late = [m for m in ('torch', 'transformers', 'huggingface_hub') if m in sys.modules];"
+        "late = [m for m in ('torch', 'transformers', 'numpy', 'gguf', 'huggingface_hub') if m in sys.modules];"
         "sys.exit(f'imported {early} {late}' if early or late else 0)"
     )
     done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=False)

@@ -6,6 +6,8 @@ import itertools
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -294,3 +296,12 @@ def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_error(
 ) -> None:
     ended, _ = run(tmp_path / "nothing", lambda driver: None, monkeypatch)
     assert isinstance(ended, ModelError | ConfigError)
+
+
+def test_the_server_imports_nothing_heavy_that_only_the_engine_needs() -> None:
+    program = (
+        "import sys, octavo.server.run, octavo.engine.resolve;"
+        "print([m for m in ('torch', 'transformers', 'numpy', 'gguf', 'huggingface_hub') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
