@@ -201,7 +201,7 @@ class _Metadata:
         found = self._get(key)
         if found is None and optional:
             return []
-        if not isinstance(found, list) or not all(isinstance(item, kinds) for item in found):
+        if not isinstance(found, list) or not all(issubclass(kind, kinds) for kind in set(map(type, found))):
             raise self._error(f"tokenizer.ggml.{key} must be an array of {kinds[0].__name__}")
         return found
 
