@@ -1,6 +1,8 @@
 """GeGLU's activation with the exact GELU: the gate through GELU, times the other half."""
 
-import torch.nn.functional as F
+import math
+
+import torch
 from torch import Tensor
 
 from octavo.ops.dispatch import op
@@ -15,7 +17,8 @@ def gelu_mul(x: Tensor, out: Tensor | None = None) -> Tensor:
         out: [T, N], written when given.
     """
     gate, up = x.float().chunk(2, -1)
-    product = (F.gelu(gate) * up).to(x.dtype)
+    # Not torch's own GELU, whose bits depend on where an element lies (see `silu_mul`).
+    product = ((torch.erf(gate * math.sqrt(0.5)) + 1.0) * (gate * 0.5) * up).to(x.dtype)
     return product if out is None else out.copy_(product)
 
 

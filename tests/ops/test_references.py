@@ -60,6 +60,19 @@ def test_gate_is_the_first_half(op, activation) -> None:
     torch.testing.assert_close(op(x), expected.float(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("op", [silu_mul, gelu_mul, gelu_tanh_mul])
+@pytest.mark.parametrize("width", [61, 80, 176])
+def test_an_activation_has_the_same_bits_wherever_its_row_lies_and_threads_cut_the_batch(op, width) -> None:
+    x, threads = Make(torch.float32)(535, 2 * width), torch.get_num_threads()
+    alone = torch.cat([op(row) for row in x.split(1)])
+    try:
+        for count in (1, 2, 3, 4):
+            torch.set_num_threads(count)
+            assert torch.equal(op(x), alone)
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_logits_do_not_lose_bits_of_bfloat16_weights() -> None:
     make = Make(torch.bfloat16)
     x, weight = make(3, 64), make(5000, 64)
