@@ -5,7 +5,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 import httpx
@@ -85,16 +87,14 @@ def served(folder: Path, *options: str) -> Iterator[Served]:
 
 
 def assert_no_more(after: Holdings, before: Holdings) -> None:
-    """No file and no thread has been left open; memory is for `slope` to judge."""
+    """No file and no thread has been left open; memory is for `growth` to judge."""
     assert after.files == before.files
     assert after.threads <= before.threads + LAZY_THREADS
 
 
-def slope(values: Sequence[float]) -> float:
-    """Least-squares growth per step."""
-    middle, mean = (len(values) - 1) / 2, sum(values) / len(values)
-    spread = sum((i - middle) ** 2 for i in range(len(values)))
-    return sum((i - middle) * (value - mean) for i, value in enumerate(values)) / spread
+def growth(values: Sequence[float]) -> float:
+    """Median growth per step: a leak grows in every one, a heap that gets one more arena grows in one."""
+    return median(after - before for before, after in pairwise(values))
 
 
 def _status(pid: int) -> dict[str, int]:

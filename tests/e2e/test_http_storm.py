@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.served import Served, assert_no_more, served, slope
+from tests.e2e.served import Served, assert_no_more, growth, served
 from tests.e2e.storm import CONTEXT_LENGTH, leave, send_bad, send_good
 from tests.script_model import write_random_model
 from tests.server.world import Client, assert_refused, wait_for
@@ -75,7 +75,7 @@ def test_random_requests_leave_everything_as_it_was(server: Served) -> None:
     assert_no_more(server.settled(5), before)
     assert server.http.get("/health").status_code == 200
     assert reference_answers(server) == answers
-    assert slope(memory[len(memory) // 2 :]) / 100 < 2000, memory  # bytes per request
+    assert growth(memory[len(memory) // 2 :]) / 100 < 2000, memory  # bytes per request
     assert all(value >= 0 for value in server.metrics().values())
     server.assert_log_is_clean()
 

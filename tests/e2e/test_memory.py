@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.e2e.served import Served, assert_no_more, served, slope
+from tests.e2e.served import Served, assert_no_more, growth, served
 from tests.script_model import write_random_model
 from tests.server.world import Client, assert_refused
 
@@ -71,7 +71,7 @@ def test_mem_01_memory_does_not_grow_with_requests(
     with server.crowd() as client:
         run(server, client, job, range(10**6, 10**6 + 200), samples=1)
         memory = run(server, client, job, range(size))
-    growth = slope(memory[SAMPLES // 2 :]) / (size // SAMPLES)
-    assert growth < BYTES_PER_REQUEST, memory
+    leak = growth(memory[SAMPLES // 2 :]) / (size // SAMPLES)
+    assert leak < BYTES_PER_REQUEST, memory
     assert_no_more(server.settled(), before)
     server.assert_log_is_clean()
