@@ -8,7 +8,7 @@
 
 #include <type_traits>
 
-#include "vec.h"
+#include "factor.h"
 
 namespace octavo::OCTAVO_TIER {
 
@@ -34,22 +34,28 @@ inline F odd_dim(F words) {
   return std::is_same_v<T, bf16> ? odd_bf16(words) : odd_f16(words);
 }
 
-inline void prefetch_at(const void* row, int64_t offset) { prefetch_line(static_cast<const char*>(row) + offset); }
+// Into the L2 cache: a core has far fewer places for lines on their way to its L1 cache.
+inline void fetch_row(const void* row, int64_t begin, int64_t end) {
+  for (; begin < end; begin += 64) prefetch_line_l2(static_cast<const char*>(row) + begin);
+}
 
-// visit(d, vectors) for each dimension d of V * W rows: its values of all the rows. Up to 14 bytes behind a row may be
-// read, and are not used. Meanwhile the rows of `ahead` come near: a few lines at a time, as more would block the loads.
-template <int V, typename T, typename Visit>
+// visit(d, vectors) for each dimension d of V * W rows: its values of all the rows; or, for queries Q of bf16, for each
+// pair of dimensions, as it lies. Up to 14 bytes behind a row may be read, and are not used. Meanwhile the rows of `ahead`
+// come near: a few lines at a time, as more would block the loads.
+template <int V, typename T, typename Q, typename Visit>
 inline void for_dims(const void* const* rows, const void* const* ahead, int64_t head_dim, Visit visit) {
+  const int64_t row_bytes = head_dim * static_cast<int64_t>(sizeof(T));
+  int64_t due = 0;  // bytes to fetch until as much is near as was read
   auto words = [&](int64_t d, int count) __attribute__((always_inline)) {
     int64_t offset = d * static_cast<int64_t>(sizeof(T));
-    for (int i = static_cast<int>(offset / 16 % 4); i < V * W; i += 4) prefetch_at(ahead[i], offset);
+    for (due += V * W * 16; due >= row_bytes; due -= row_bytes) fetch_row(*ahead++, 0, row_bytes);
     F x[V][4];
     for (int v = 0; v < V; ++v) load_columns(x[v], rows + v * W, offset);
     for (int c = 0; c < count; ++c) {
       F dims[V];
-      for (int v = 0; v < V; ++v) dims[v] = even_dim<T>(x[v][c]);
+      for (int v = 0; v < V; ++v) dims[v] = std::is_same_v<Q, bf16> ? x[v][c] : even_dim<T>(x[v][c]);
       visit(d + c * kWordDims<T>, dims);
-      if constexpr (kWordDims<T> == 2) {
+      if constexpr (kWordDims<T> == 2 && !std::is_same_v<Q, bf16>) {
         for (int v = 0; v < V; ++v) dims[v] = odd_dim<T>(x[v][c]);
         visit(d + c * 2 + 1, dims);
       }
@@ -61,43 +67,47 @@ inline void for_dims(const void* const* rows, const void* const* ahead, int64_t 
   if (d < head_dim) words(d, static_cast<int>((head_dim - d) / kWordDims<T>));
 }
 
-// scores[r][j] = q[r] . k[j] for R queries and the tokens of V vectors, as their keys lie.
-template <int R, int V, typename T>
-inline void score_rows(float* scores, const float* q, int64_t q_stride, const void* const* keys,
-                       const void* const* ahead, int64_t head_dim) {
-  F acc[R][V];
-  for (auto& row : acc) {
-    for (F& x : row) x = set(0);
-  }
-  for_dims<V, T>(keys, ahead, head_dim, [&](int64_t d, const F(&k)[V]) __attribute__((always_inline)) {
-    for (int r = 0; r < R; ++r) {
-      F x = set(q[r * q_stride + d]);
-      for (int v = 0; v < V; ++v) acc[r][v] = fma(x, k[v], acc[r][v]);
-    }
+// acc[r][v] += the product of query r and the keys' vector v, at the dimension or pair of them that `q` points to.
+template <int R, int V, typename Q>
+__attribute__((always_inline)) inline void add_products(F (&acc)[R][V], const Q* q, int64_t q_stride, const F (&k)[V]) {
+  unrolled<R>([&](auto r) __attribute__((always_inline)) {
+    auto x = Factor<Q>::values(q + r * q_stride);
+    unrolled<V>([&](auto v) { acc[r][v] = Factor<Q>::add(acc[r][v], x, Factor<Q>::of(k[v])); });
   });
-  for (int r = 0; r < R; ++r) {
-    for (int v = 0; v < V; ++v) store(scores + r * kSplit + v * W, acc[r][v]);
-  }
 }
 
-// The same for the panel's tokens, from k_panel[d][token].
-template <int R>
-inline void score_panel(float* scores, const float* q, int64_t q_stride, const float* k_panel, int64_t head_dim) {
+template <int R, int V>
+__attribute__((always_inline)) inline void clear_sums(F (&acc)[R][V]) {
+  unrolled<R * V>([&](auto i) { acc[i / V][i % V] = set(0); });
+}
+template <int R, int V>
+__attribute__((always_inline)) inline void store_scores(float* scores, const F (&acc)[R][V]) {
+  unrolled<R * V>([&](auto i) { store(scores + i / V * kSplit + i % V * W, acc[i / V][i % V]); });
+}
+
+// scores[r][j] = q[r] . k[j] for R queries and the tokens of V vectors, as their keys lie.
+template <int R, int V, typename T, typename Q>
+inline void score_rows(float* scores, const Q* q, int64_t q_stride, const void* const* keys,
+                       const void* const* ahead, int64_t head_dim) {
+  F acc[R][V];
+  clear_sums(acc);
+  for_dims<V, T, Q>(keys, ahead, head_dim, [&](int64_t d, const F(&k)[V]) __attribute__((always_inline)) {
+    add_products(acc, q + d, q_stride, k);
+  });
+  store_scores(scores, acc);
+}
+
+// The same for the panel's tokens, from k_panel[d][token], where bf16 queries have a pair of dimensions at each place.
+template <int R, typename Q>
+inline void score_panel(float* scores, const Q* q, int64_t q_stride, const float* k_panel, int64_t head_dim) {
   F acc[R][kTileVecs];
-  for (auto& row : acc) {
-    for (F& x : row) x = set(0);
-  }
-  for (int64_t d = 0; d < head_dim; ++d) {
+  clear_sums(acc);
+  for (int64_t d = 0; d < head_dim; d += Factor<Q>::kDepth, k_panel += kPanel) {
     F k[kTileVecs];
-    for (int v = 0; v < kTileVecs; ++v) k[v] = load(k_panel + d * kPanel + v * W);
-    for (int r = 0; r < R; ++r) {
-      F x = set(q[r * q_stride + d]);
-      for (int v = 0; v < kTileVecs; ++v) acc[r][v] = fma(x, k[v], acc[r][v]);
-    }
+    unrolled<kTileVecs>([&](auto v) { k[v] = load(k_panel + v * W); });
+    add_products(acc, q + d, q_stride, k);
   }
-  for (int r = 0; r < R; ++r) {
-    for (int v = 0; v < kTileVecs; ++v) store(scores + r * kSplit + v * W, acc[r][v]);
-  }
+  store_scores(scores, acc);
 }
 
 // Value sums of bf16 pages hold each 2 W dimensions as W even and then W odd ones, as a vector of pairs comes apart;
@@ -130,24 +140,26 @@ inline void add_values(float* out, int64_t stride, const float* weights, const v
   constexpr int64_t kBytes = U * kVecs * W * sizeof(T);
   int64_t offset = d * static_cast<int64_t>(sizeof(T)), fetch_end = offset % 64 ? offset : offset + kBytes;
   F acc[R][U * kVecs];
-  for (int r = 0; r < R; ++r) {
-    for (int v = 0; v < U * kVecs; ++v) acc[r][v] = load(out + r * stride + d + v * W);
-  }
+  auto each_sum = [&](auto fn) __attribute__((always_inline)) {
+    unrolled<R * U * kVecs>([&](auto i) __attribute__((always_inline)) {
+      constexpr int r = i / (U * kVecs), v = i % (U * kVecs);
+      fn(acc[r][v], out + r * stride + d + v * W);
+    });
+  };
+  each_sum([](F& sum, const float* p) { sum = load(p); });
   for (int64_t t = 0; t < tokens; ++t) {
     const T* row = static_cast<const T*>(values[t]) + d;
-    for (int64_t line = offset; line < fetch_end; line += 64) prefetch_at(ahead[t], line);
-    for (int u = 0; u < U; ++u) {
+    fetch_row(ahead[t], offset, fetch_end);
+    unrolled<U>([&](auto u) __attribute__((always_inline)) {
       F x[kVecs];
       load_unit(x, row + u * kVecs * W, lanes);
-      for (int r = 0; r < R; ++r) {
+      unrolled<R>([&](auto r) __attribute__((always_inline)) {
         F w = set(weights[r * kSplit + t]);
-        for (int v = 0; v < kVecs; ++v) acc[r][u * kVecs + v] = fma(w, x[v], acc[r][u * kVecs + v]);
-      }
-    }
+        unrolled<kVecs>([&](auto v) { acc[r][u * kVecs + v] = fma(w, x[v], acc[r][u * kVecs + v]); });
+      });
+    });
   }
-  for (int r = 0; r < R; ++r) {
-    for (int v = 0; v < U * kVecs; ++v) store(out + r * stride + d + v * W, acc[r][v]);
-  }
+  each_sum([](F& sum, float* p) { store(p, sum); });
 }
 
 // Rows of a tile that are computed together: as even parts of it as there can be.
@@ -237,12 +249,15 @@ inline void clear(Partial& p, int64_t rows) {
   for (int64_t i = 0; i < rows * p.stride; i += W) store(p.out + i, set(0));
 }
 
-template <typename T>
+// Queries of type Q, as `s.q` holds them, and pages of type T.
+template <typename T, typename Q>
 struct TileAttention {
   const AttentionArgs& a;
   const Tile& tile;
   AttentionScratch& s;
   int64_t rows = tile.tokens * tile.heads;
+  Q* q = reinterpret_cast<Q*>(s.q);
+  int64_t q_stride = s.q_stride * static_cast<int64_t>(sizeof(float) / sizeof(Q));
   // Few queries read the pages as they lie; many share keys and values that were brought into shape once.
   bool as_they_lie = rows <= kTileRows;
 
@@ -297,18 +312,19 @@ struct TileAttention {
         with_rows(rows, [&]<int R>() {
           constexpr int V = R * 2 <= kTileRows ? 2 : 1;  // what leaves room for the words of the keys
           for (int v = 0; v < kTileVecs * W; v += V * W) {
-            score_rows<R, V, T>(s.scores + t + v, s.q, s.q_stride, s.keys + t + v, ahead + v, a.head_dim);
+            score_rows<R, V, T>(s.scores + t + v, q, q_stride, s.keys + t + v, ahead + v, a.head_dim);
           }
         });
         continue;
       }
       for (int v = 0; v < kTileVecs * W; v += W) {
-        for_dims<1, T>(s.keys + t + v, ahead + v, a.head_dim,
-                       [&](int64_t d, const F(&k)[1]) { store(s.k_panel + d * kPanel + v, k[0]); });
+        for_dims<1, T, Q>(s.keys + t + v, ahead + v, a.head_dim, [&](int64_t d, const F(&k)[1]) {
+          store(s.k_panel + d / Factor<Q>::kDepth * kPanel + v, k[0]);
+        });
       }
       for (int64_t m = 0, step = even_rows(rows); m < rows; m += step) {
         with_rows(rows - m < step ? rows - m : step, [&]<int R>() {
-          score_panel<R>(s.scores + m * kSplit + t, s.q + m * s.q_stride, s.q_stride, s.k_panel, a.head_dim);
+          score_panel<R>(s.scores + m * kSplit + t, q + m * q_stride, q_stride, s.k_panel, a.head_dim);
         });
       }
     }
@@ -337,7 +353,7 @@ struct TileAttention {
       }
       const void* converted[kRun];
       for (int i = 0; i < count; ++i) {
-        prefetch(ahead[i], a.value_dim * static_cast<int64_t>(sizeof(T)));
+        fetch_row(ahead[i], 0, a.value_dim * static_cast<int64_t>(sizeof(T)));
         float* row = s.v_rows + i * sums.stride;
         convert(row, static_cast<const T*>(s.values[t + i]));
         converted[i] = row;
@@ -368,29 +384,39 @@ struct TileAttention {
 
 inline int64_t token_of(const Tile& tile, int64_t i) { return tile.shared_by ? tile.shared_by[i] : tile.token + i; }
 
-inline void attend(const AttentionArgs& a, const Tile& tile, int64_t begin, int64_t end, bool resume, const Tile* next,
-                   AttentionScratch& s) {
-  int64_t rows = tile.tokens * tile.heads;
+template <typename T, typename Q>
+inline void attend_with(const AttentionArgs& a, const Tile& tile, int64_t begin, int64_t end, bool resume,
+                        const Tile* next, AttentionScratch& s) {
+  TileAttention<T, Q> attention{a, tile, s};
+  int64_t rows = attention.rows;
   with_type(a.dtype, [&](auto type) {
-    using Q = decltype(type);
+    using From = decltype(type);
     for (int64_t m = 0; m < rows; ++m) {
-      const Q* q = static_cast<const Q*>(a.q) + token_of(tile, m / tile.heads) * a.q_stride +
-                   (tile.head + m % tile.heads) * a.head_dim;
-      float* row = s.q + m * s.q_stride;
+      const From* q = static_cast<const From*>(a.q) + token_of(tile, m / tile.heads) * a.q_stride +
+                      (tile.head + m % tile.heads) * a.head_dim;
+      Q* row = attention.q + m * attention.q_stride;
       for_vectors(a.head_dim, [&](int64_t d, auto lanes) { store(row + d, load(q + d, lanes), lanes); });
     }
   });
+  for (int64_t split = begin; split < end; ++split) {
+    bool first = split == begin && !resume, last = split + 1 == end;
+    int64_t next_begin = last && next ? attention.window_start(next->position) : (split + 1) * kSplit;
+    if (last && next && next->split_begin * kSplit > next_begin) next_begin = next->split_begin * kSplit;
+    Partial& part = first ? s.total : s.part;
+    clear(part, rows);
+    attention.run_split(part, split, last ? next : &tile, next_begin);
+    if (!first) merge(s.total, part, rows);
+  }
+}
+
+inline void attend(const AttentionArgs& a, const Tile& tile, int64_t begin, int64_t end, bool resume, const Tile* next,
+                   AttentionScratch& s) {
   with_type(a.kv_dtype, [&](auto type) {
-    TileAttention<decltype(type)> attention{a, tile, s};
-    for (int64_t split = begin; split < end; ++split) {
-      bool first = split == begin && !resume, last = split + 1 == end;
-      int64_t next_begin = last && next ? attention.window_start(next->position) : (split + 1) * kSplit;
-      if (last && next && next->split_begin * kSplit > next_begin) next_begin = next->split_begin * kSplit;
-      Partial& part = first ? s.total : s.part;
-      clear(part, rows);
-      attention.run_split(part, split, last ? next : &tile, next_begin);
-      if (!first) merge(s.total, part, rows);
+    using T = decltype(type);
+    if constexpr (kMultipliesPairs && std::is_same_v<T, bf16>) {
+      if (a.dtype == DType::bf16) return attend_with<T, bf16>(a, tile, begin, end, resume, next, s);
     }
+    attend_with<T, float>(a, tile, begin, end, resume, next, s);
   });
 }
 

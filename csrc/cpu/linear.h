@@ -3,59 +3,16 @@
 // that wait in memory between two blocks of steps are not rounded.
 #pragma once
 
+#include "factor.h"
 #include "sums.h"
 
 namespace octavo::OCTAVO_TIER {
 
 constexpr int kPanelVecs = kPanelRows / W;
 constexpr int64_t kBlockSteps = 1024;  // steps of a tile's weights that stay in the L2 cache while tokens pass
-constexpr int64_t kAheadSteps = 48;     // between a prefetch and its use
+constexpr int64_t kAheadSteps = 128;    // between a prefetch and its use
 constexpr int64_t kChunkBytes = 1 << 19;  // of tokens: half of an L2 cache
 constexpr int64_t kMinChunk = 96, kMaxChunk = 384;
-
-// How a vector of weights enters the sums: of `kDepth` columns each, multiplied by as many values of a token.
-template <typename T>
-struct Factor {
-  using Token = float;
-  using Values = F;
-  using Weights = F;
-  static constexpr int kDepth = 1, kRows = kTileRows;
-  static Values values(const float* x) { return set(x[0]); }
-  static Weights weights(const T* p) { return load(p); }
-  static F add(F sum, Values x, Weights w) { return fma(x, w, sum); }
-};
-template <>
-struct Factor<bf16> {
-  static constexpr int kDepth = 2;
-#if defined(__AVX512BF16__)
-  static constexpr int kRows = kTileRows;
-  using Token = bf16;
-  using Values = __m512bh;
-  using Weights = __m512bh;
-  static Values values(const bf16* x) {
-    int pair;
-    __builtin_memcpy(&pair, x, sizeof pair);
-    __m512i all = _mm512_set1_epi32(pair);
-    asm("" : "+v"(all));  // in a register: with the broadcast as its operand the product takes three times as long
-    return (__m512bh)all;
-  }
-  static Weights weights(const bf16* p) { return (__m512bh)_mm512_loadu_si512(p); }
-  static F add(F sum, Values x, Weights w) { return _mm512_dpbf16_ps(sum, x, w); }
-#else
-  static constexpr int kRows = kPairRows;
-  using Token = float;
-  struct Values {
-    F even, odd;
-  };
-  using Weights = Values;
-  static Values values(const float* x) { return {set(x[0]), set(x[1])}; }
-  static Weights weights(const bf16* p) {
-    F pairs = load_pairs(p);
-    return {even_bf16(pairs), odd_bf16(pairs)};
-  }
-  static F add(F sum, Values x, Weights w) { return fma(x.odd, w.odd, fma(x.even, w.even, sum)); }
-#endif
-};
 
 // A pass of a tile over some steps of its weights.
 template <typename T, int V>
@@ -76,42 +33,43 @@ inline void fetch_row(const T* const (&vectors)[V], int64_t offset) {
   constexpr int kVecBytes = W * Factor<T>::kDepth * sizeof(T), kPerLine = kVecBytes < 64 ? 64 / kVecBytes : 1;
   for (int v = 0; v < V; v += kPerLine) {
     const char* p = reinterpret_cast<const char*>(vectors[v] + offset);
-    for (int byte = 0; byte < kVecBytes; byte += 64) prefetch_line(p + byte);
+    for (int byte = 0; byte < kVecBytes; byte += 64) prefetch_line_l2(p + byte);
   }
 }
 
 template <int R, int V, typename T, typename Fetch>
 inline void run_steps(F (&total)[R][V], const Pass<T, V>& p, int64_t begin, int64_t end, Fetch fetch) {
   F sums[R][V];  // a copy, so that it stays in registers
-  for (int r = 0; r < R; ++r) {
-    for (int v = 0; v < V; ++v) sums[r][v] = total[r][v];
-  }
+  auto each_sum = [&](auto fn) __attribute__((always_inline)) {
+    unrolled<R>([&](auto r) __attribute__((always_inline)) {
+      unrolled<V>([&](auto v) __attribute__((always_inline)) { fn(r, v); });
+    });
+  };
+  each_sum([&](auto r, auto v) __attribute__((always_inline)) { sums[r][v] = total[r][v]; });
   constexpr int64_t kDepth = Factor<T>::kDepth, kRow = kPanelRows * kDepth;
   const auto* x = p.x + begin * kDepth;
   const T* base[V];
-  for (int v = 0; v < V; ++v) base[v] = p.weights[v];
+  unrolled<V>([&](auto v) { base[v] = p.weights[v]; });
   int64_t offset = begin * kRow;
   for (int64_t step = begin; step < end; ++step, x += kDepth, offset += kRow) {
     fetch(step);
     if constexpr (R < V) {  // what is fewer waits in registers
       typename Factor<T>::Values values[R];
-      for (int r = 0; r < R; ++r) values[r] = Factor<T>::values(x + r * p.x_stride);
-      for (int v = 0; v < V; ++v) {
+      unrolled<R>([&](auto r) { values[r] = Factor<T>::values(x + r * p.x_stride); });
+      unrolled<V>([&](auto v) __attribute__((always_inline)) {
         auto w = Factor<T>::weights(base[v] + offset);
-        for (int r = 0; r < R; ++r) sums[r][v] = Factor<T>::add(sums[r][v], values[r], w);
-      }
+        unrolled<R>([&](auto r) { sums[r][v] = Factor<T>::add(sums[r][v], values[r], w); });
+      });
     } else {
       typename Factor<T>::Weights w[V];
-      for (int v = 0; v < V; ++v) w[v] = Factor<T>::weights(base[v] + offset);
-      for (int r = 0; r < R; ++r) {
+      unrolled<V>([&](auto v) { w[v] = Factor<T>::weights(base[v] + offset); });
+      unrolled<R>([&](auto r) __attribute__((always_inline)) {
         auto values = Factor<T>::values(x + r * p.x_stride);
-        for (int v = 0; v < V; ++v) sums[r][v] = Factor<T>::add(sums[r][v], values, w[v]);
-      }
+        unrolled<V>([&](auto v) { sums[r][v] = Factor<T>::add(sums[r][v], values, w[v]); });
+      });
     }
   }
-  for (int r = 0; r < R; ++r) {
-    for (int v = 0; v < V; ++v) total[r][v] = sums[r][v];
-  }
+  each_sum([&](auto r, auto v) __attribute__((always_inline)) { total[r][v] = sums[r][v]; });
 }
 
 template <int R, int V, typename T>

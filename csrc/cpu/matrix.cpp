@@ -1,12 +1,10 @@
 #include "matrix.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstring>
-#include <new>
 
 #include "buffer.h"
+#include "memory.h"
 #include "pool.h"
 
 namespace octavo {
@@ -40,16 +38,9 @@ Matrix::Matrix(int64_t rows, int64_t columns, DType dtype)
     : packed_{nullptr, rows, columns, dtype == DType::bf16 ? 2 : 1, 0, dtype} {
   int64_t unit = dtype == DType::bf16 ? kTileSteps : 1;
   packed_.steps = (columns + packed_.depth * unit - 1) / (packed_.depth * unit) * unit;
-  bytes_ = std::max<size_t>(1, static_cast<size_t>(panels() * panel_size()) * size_of(dtype));
-  void* data = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (data == MAP_FAILED) throw std::bad_alloc();
-#if defined(MADV_HUGEPAGE)
-  madvise(data, bytes_, MADV_HUGEPAGE);  // a wish; a matrix is read from end to end in every step
-#endif
-  packed_.data = data;
+  memory_ = allocate(static_cast<size_t>(panels() * panel_size()) * size_of(dtype));
+  packed_.data = memory_.get();
 }
-
-Matrix::~Matrix() { munmap(packed_.data, bytes_); }
 
 int64_t Matrix::panels() const { return (packed_.rows + kPanelRows - 1) / kPanelRows; }
 int64_t Matrix::panel_size() const { return packed_.steps * packed_.depth * kPanelRows; }

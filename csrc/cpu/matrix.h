@@ -1,7 +1,7 @@
 // A weight matrix in memory of its own, held once, in the order its products read it.
 #pragma once
 
-#include <cstddef>
+#include <memory>
 
 #include "kernels.h"
 
@@ -11,7 +11,6 @@ class Matrix {
  public:
   // [rows, columns], zero until written.
   Matrix(int64_t rows, int64_t columns, DType dtype);
-  ~Matrix();
   Matrix(const Matrix&) = delete;
   Matrix& operator=(const Matrix&) = delete;
 
@@ -26,7 +25,7 @@ class Matrix {
   int64_t panels() const;
   int64_t panel_size() const;
   Packed packed_;
-  size_t bytes_;
+  std::shared_ptr<void> memory_;
 };
 
 }  // namespace octavo

@@ -1,5 +1,7 @@
 #include "pool.h"
 
+#include <algorithm>
+#include <chrono>
 #include <thread>
 
 #if defined(__linux__)
@@ -11,8 +13,11 @@ namespace octavo {
 namespace {
 
 constexpr uint32_t kOpen = 1u << 31;
-// Some 100 us: enough to bridge the gap between two ops of a step. (To wake a thread that sleeps takes as long.)
+// Some 100 us: enough to bridge the gap between two ops of a step. (To wake a thread that sleeps takes as long, and
+// milliseconds if the kernel wakes it beside a busy one.)
 constexpr int kSpins = 4000;
+// Then, between two steps, a worker gives its CPU to whoever asks, until it sleeps.
+constexpr std::chrono::microseconds kYields{1500};
 
 std::atomic<Pool*> current{nullptr};
 
@@ -31,6 +36,30 @@ int usable_cpus() {
 #endif
   int threads = static_cast<int>(std::thread::hardware_concurrency());
   return threads > 0 ? threads : 1;
+}
+
+int current_cpu() {
+#if defined(__linux__)
+  return sched_getcpu();
+#else
+  return 0;
+#endif
+}
+
+// To the first CPU that this process may use and `taken` does not hold, if there is one.
+template <typename Taken>
+void move_to_free_cpu([[maybe_unused]] Taken taken) {
+#if defined(__linux__)
+  cpu_set_t usable, chosen;
+  if (sched_getaffinity(0, sizeof usable, &usable) != 0) return;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(cpu, &usable) || taken(cpu)) continue;
+    CPU_ZERO(&chosen);
+    CPU_SET(cpu, &chosen);
+    if (sched_setaffinity(0, sizeof chosen, &chosen) == 0) sched_setaffinity(0, sizeof usable, &usable);
+    return;
+  }
+#endif
 }
 
 }  // namespace
@@ -53,12 +82,13 @@ void Pool::resize(int threads) {
   std::lock_guard lock(busy_);
   stop_workers();
   size_ = threads;
+  cpus_ = std::vector<std::atomic<int>>(static_cast<size_t>(threads));
 }
 
 void Pool::start_workers() {
   for (; started_ < size_ - 1; ++started_) {
     living_.fetch_add(1);
-    std::thread(&Pool::worker, this, ticket_.load()).detach();
+    std::thread(&Pool::worker, this, started_ + 1, ticket_.load()).detach();
   }
 }
 
@@ -74,6 +104,7 @@ void Pool::stop_workers() {
 void Pool::run(const Job& job) noexcept {
   start_workers();
   job_ = job;
+  cpus_[0].store(current_cpu(), std::memory_order_relaxed);
   next_.store(0, std::memory_order_relaxed);
   gate_.store(kOpen, std::memory_order_release);
   ticket_.fetch_add(1);
@@ -94,12 +125,38 @@ void Pool::take_pieces() {
   }
 }
 
-void Pool::worker(uint32_t seen) {
+// Leaves a CPU on which a thread of a lower index was seen.
+void Pool::settle(int index) {
+  auto taken = [&](int cpu) {
+    return std::any_of(cpus_.begin(), cpus_.begin() + index, [&](const auto& other) { return other.load(std::memory_order_relaxed) == cpu; });
+  };
+  int mine = current_cpu();
+  if (taken(mine)) {
+    move_to_free_cpu(taken);
+    mine = current_cpu();
+  }
+  cpus_[static_cast<size_t>(index)].store(mine, std::memory_order_relaxed);
+}
+
+void Pool::wait_for_job(uint32_t seen) {
+  auto is_there = [&] { return ticket_.load(std::memory_order_acquire) != seen; };
+  for (int spins = 0; spins < kSpins; ++spins) {
+    if (is_there()) return;
+    pause();
+  }
+  for (auto end = std::chrono::steady_clock::now() + kYields; std::chrono::steady_clock::now() < end;) {
+    if (is_there()) return;
+    std::this_thread::yield();
+  }
+  ticket_.wait(seen);
+}
+
+void Pool::worker(int index, uint32_t seen) {
   for (;;) {
-    for (int spins = 0; spins < kSpins && ticket_.load(std::memory_order_acquire) == seen; ++spins) pause();
-    ticket_.wait(seen);
+    wait_for_job(seen);
     seen = ticket_.load();
     if (stop_) break;
+    settle(index);
     uint32_t gate = gate_.load();
     while ((gate & kOpen) && !gate_.compare_exchange_weak(gate, gate + 1, std::memory_order_acq_rel)) {
     }

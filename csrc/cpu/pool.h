@@ -1,11 +1,13 @@
 // Threads that share the work of one op. The caller takes part and never waits for a thread that has not begun, so a
-// sleeping or starved worker costs nothing but its help.
+// sleeping or starved worker costs nothing but its help. A worker that finds itself on another's CPU moves: a kernel may
+// wake it there, beside an idle one, and leave it for milliseconds.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <mutex>
 #include <type_traits>
+#include <vector>
 
 namespace octavo {
 
@@ -38,11 +40,13 @@ class Pool {
     int64_t count, grain;
   };
 
-  explicit Pool(int threads) : size_(threads) {}
+  explicit Pool(int threads) : size_(threads), cpus_(static_cast<size_t>(threads)) {}
   void run(const Job& job) noexcept;  // a worker has nobody to throw to
   void start_workers();
   void stop_workers();
-  void worker(uint32_t seen);
+  void worker(int index, uint32_t seen);
+  void settle(int index);
+  void wait_for_job(uint32_t seen);
   void take_pieces();
 
   std::mutex busy_;  // one job at a time; also guards starting and stopping
@@ -54,6 +58,7 @@ class Pool {
   alignas(64) std::atomic<uint32_t> ticket_{0};  // changes with every job; what idle workers watch
   alignas(64) std::atomic<int> living_{0};
   std::atomic<bool> stop_{false};
+  std::vector<std::atomic<int>> cpus_;  // where each thread was last seen, the caller first
 };
 
 }  // namespace octavo

@@ -2,6 +2,9 @@
 // Every loop does the same operations in the same order for a given row length, whatever else is in the batch.
 #pragma once
 
+#include <type_traits>
+#include <utility>
+
 #if defined(__AVX512F__)
 #include "vec_avx512.h"
 #elif defined(__AVX2__)
@@ -70,6 +73,15 @@ inline void with_type(DType dtype, Fn fn) {
 template <typename T>
 inline T* row_of(const Rows& rows, int64_t i) {
   return static_cast<T*>(rows.data) + i / rows.inner * rows.outer_stride + i % rows.inner * rows.inner_stride;
+}
+
+// fn(i) for the integral constants i = 0 .. N - 1. Arrays that only these index stay in registers: gcc 12 writes others to
+// memory in every round of a loop around them.
+template <int N, typename Fn>
+__attribute__((always_inline)) inline void unrolled(Fn fn) {
+  [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+    (fn(std::integral_constant<int, I>{}), ...);
+  }(std::make_integer_sequence<int, N>{});
 }
 
 // fn(integral constant R) with R = rows, 1 .. kTileRows.

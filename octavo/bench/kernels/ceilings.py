@@ -1,5 +1,6 @@
 """The machine's own limits, measured in the same run as the ops that are set against them."""
 
+import mmap
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -22,7 +23,8 @@ class Ceilings(NamedTuple):
 
 
 def measure_ceilings() -> Ceilings:
-    """Add up a block of memory larger than the caches, and run multiply-adds that never leave the registers.
+    """Add up a block of memory larger than the caches, in huge pages where the system has them as weights are, and run
+    multiply-adds that never leave the registers.
 
     Raises:
         ConfigError: the native kernels are not installed.
@@ -30,7 +32,10 @@ def measure_ceilings() -> Ceilings:
     kernels = native.load()
     if kernels is None:
         raise ConfigError("the native CPU kernels are not installed, so there is nothing to compare with torch")
-    block = torch.ones(COLD_BYTES // 4)
+    memory = mmap.mmap(-1, COLD_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    block = torch.frombuffer(memory, dtype=torch.float32).fill_(1.0)
     address, count = block.data_ptr(), block.numel()
     read_s = _best(lambda: kernels.read(address, count))
     flops = kernels.multiply_add(FMA_STEPS)

@@ -5,7 +5,7 @@ What the figures need to mean something (two thread pools, few cores, neighbours
 - torch and we take turns sample by sample, and the ratio is the median of the ratios of neighbours;
 - a pause after each sample of torch: its OpenMP worker spins for a while when the work is done, and our next sample
   would run beside it on the same core;
-- calls before each sample that nobody times, which wake the threads and load the code.
+- calls before each sample that nobody times, which wake the threads, let them part and load the code.
 """
 
 import time
@@ -19,8 +19,10 @@ TORCH_SLEEP_S = 0.03
 SAMPLE_S = 0.002
 """Least time of a sample; short calls are repeated."""
 
-WARM_UP_S = 0.0005
-"""Untimed calls before a sample take about this long (at least one is made)."""
+WARM_UP_S = 0.025
+"""Untimed calls before a sample take about this long (at least one is made). A kernel may wake a thread on the CPU of the
+one that waits for it, and needs milliseconds to part them.
+"""
 
 MIN_PAIRS = 3
 
