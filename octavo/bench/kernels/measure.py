@@ -20,8 +20,8 @@ SAMPLE_S = 0.002
 """Least time of a sample; short calls are repeated."""
 
 WARM_UP_S = 0.025
-"""Untimed calls before a sample take about this long (at least one is made). A kernel may wake a thread on the CPU of the
-one that waits for it, and needs milliseconds to part them.
+"""Untimed calls before a sample take about this long (at least one is made). The system may wake a thread on the CPU of
+the one that waits for it, and needs milliseconds to part them.
 """
 
 MIN_PAIRS = 3
