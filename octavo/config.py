@@ -126,7 +126,12 @@ class SchedulerConfig:
     enable_chunked_prefill: bool = option(True)
     """Let a long prompt be computed over several steps beside running requests."""
     long_prefill_token_threshold: int = option(0, ge=0)
-    """Most prompt tokens that one request computes in one step while others run; 0: a quarter of the budget."""
+    """Most prompt tokens that one request computes in one step while others run; 0: a quarter of the budget, and what
+    --memory-bound-tokens allows."""
+    memory_bound_tokens: int | None = option(None, ge=1)
+    """Tokens up to which a step takes about as long as for one, since it waits for the weights. While requests decode,
+    each prompt that waits gives a step room for as many, or for as many as decode if those are more; prompts take
+    it in their order. Default: 16 on a CPU, 256 on a GPU."""
     max_num_queued_reqs: int | None = option(None, ge=0)
     """More waiting requests than this are answered 503."""
     max_num_queued_tokens: int | None = option(None, ge=0)

@@ -62,6 +62,7 @@ class Scheduler:
         self._token_budget = token_budget
         # Each running request gets at least its one token per step.
         self._max_running = min(config.max_num_seqs, token_budget)
+        self._memory_bound_tokens = 0 if config.long_prefill_token_threshold else config.memory_bound_tokens or 0
         self._long_prefill = min(config.long_prefill_token_threshold or max(1, token_budget // 4), token_budget)
         self._num_reserved_tokens = self._admission.max_total_tokens if config.reserve_full_length else 0
 
@@ -144,6 +145,8 @@ class Scheduler:
             else:
                 self._grow(step, request, 1)
         step.num_decoding = len(step.num_tokens)
+        if step.num_decoding and self._chunked and self._memory_bound_tokens:
+            step.token_budget = min(step.token_budget, self._bounded_budget(step))
         for request in step.prefilling:
             if request.status is Status.RUNNING:  # not preempted a moment ago
                 num_tokens = self._chunk(step, request.num_tokens - request.num_computed_tokens)
@@ -151,6 +154,14 @@ class Scheduler:
                     num_tokens -= step.token_budget // 4  # a long prompt alone must not keep short ones out
                 if num_tokens > 0:
                     self._grow(step, request, num_tokens)
+
+    def _bounded_budget(self, step: Step) -> int:
+        """What a step may hold beside which requests decode, so that their next token does not come much later.
+
+        A lone prompt makes it about twice as long; the more prompts wait, the more their waiting weighs.
+        """
+        num_prompts = len(step.prefilling) + min(len(self.waiting), self._max_running - len(self.running))
+        return step.num_decoding + num_prompts * max(step.num_decoding, self._memory_bound_tokens)
 
     def _chunk(self, step: Step, num_tokens: int) -> int:
         """How many of a request's missing tokens this step may compute."""

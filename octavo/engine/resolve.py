@@ -96,7 +96,8 @@ def _resolve_scheduler(scheduler: SchedulerConfig, max_model_len: int, platform:
             f"--max-num-batched-tokens is {budget} but without chunked prefill a step must hold a prompt of "
             f"max_model_len {max_model_len} tokens; raise it, lower --max-model-len, or use --enable-chunked-prefill"
         )
-    return replace(scheduler, max_num_batched_tokens=budget)
+    memory_bound_tokens = scheduler.memory_bound_tokens or platform.memory_bound_tokens
+    return replace(scheduler, max_num_batched_tokens=budget, memory_bound_tokens=memory_bound_tokens)
 
 
 def _resolve_dtype(requested: str, spec: ModelSpec, platform: Platform) -> DType:

@@ -13,6 +13,7 @@ class CpuPlatform:
 
     name = "cpu"
     default_token_budget = 1024
+    memory_bound_tokens = 16
     providers: tuple[str, ...] = ("cpu", "torch")
 
     def __init__(self) -> None:

@@ -18,6 +18,7 @@ class CudaPlatform:
 
     name = "cuda"
     default_token_budget = 8192
+    memory_bound_tokens = 256
     providers: tuple[str, ...] = ("triton", "torch")
 
     def __init__(self) -> None:

@@ -16,6 +16,7 @@ class Platform(Protocol):
         device: where weights, pages and batches live, as torch spells it: "cpu", "cuda:0".
         default_dtype: what `--dtype auto` means here.
         default_token_budget: what `--max-num-batched-tokens` is when not given.
+        memory_bound_tokens: what `--memory-bound-tokens` is when not given.
         providers: op providers in order of preference; "torch" is last.
     """
 
@@ -23,6 +24,7 @@ class Platform(Protocol):
     device: str
     default_dtype: DType
     default_token_budget: int
+    memory_bound_tokens: int
     providers: tuple[str, ...]
 
     @classmethod

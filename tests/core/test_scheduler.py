@@ -80,6 +80,20 @@ def test_the_long_prefill_threshold_replaces_the_quarter():
     assert world.step().num_tokens == [1, 5]
 
 
+@pytest.mark.parametrize(
+    ("num_decoding", "num_prompts", "num_tokens"), [(1, 1, 1 + 4), (6, 1, 6 + 6), (1, 3, 1 + 3 * 4)]
+)
+def test_a_step_grows_with_the_requests_that_decode_and_the_prompts_that_wait(num_decoding, num_prompts, num_tokens):
+    world = make_world(token_budget=128, memory_bound_tokens=4, max_model_len=2048, num_blocks=1024)
+    world.add(*(make_request(f"short-{i}", 4, max_tokens=100) for i in range(num_decoding)))
+    world.step()
+    world.add(*(make_request(f"long-{i}", 900, max_tokens=1) for i in range(num_prompts)))
+    for _ in range(3):
+        plan = world.step()
+        assert plan.total_tokens == num_tokens
+        assert sum(count == 1 for count in plan.num_tokens) == num_decoding
+
+
 def test_a_lone_long_prompt_has_the_whole_budget():
     world = make_world(token_budget=64)
     world.add(make_request("long", 150))

@@ -52,6 +52,7 @@ WORLDS = st.fixed_dictionaries(
         "scheduling_policy": st.sampled_from(["fcfs", "priority"]),
         "enable_chunked_prefill": st.booleans(),
         "long_prefill_token_threshold": st.sampled_from([0, 2, 100]),
+        "memory_bound_tokens": st.sampled_from([None, 1, 3]),
         "reserve_full_length": st.sampled_from([False, False, False, True]),
     }
 )
