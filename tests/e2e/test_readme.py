@@ -168,7 +168,9 @@ def test_chat_converses_in_a_terminal(server: Process, remote: bool) -> None:
         assert time.monotonic() - stopped < 10
         terminal.type("/undo\n")
         terminal.read_until(r"\ntaken back\n> ")
-        terminal.type("half a line\x03")
+        terminal.type("half a line")
+        terminal.read_until("half a line")  # nobody is as fast as to interrupt before it is there
+        terminal.type("\x03")
         terminal.read_until(r"\n> ")
         terminal.type("\x04")
         assert terminal.popen.wait(30) == 0
