@@ -2,6 +2,7 @@
 server does it. Run by its path, with an interpreter that has llama-cpp-python.
 """
 
+import os
 from typing import Any
 
 import llama_cpp
@@ -81,8 +82,7 @@ def load(job: dict[str, Any]) -> Loaded:
     params.n_ctx = job["max_model_len"] * job["max_seqs"]
     params.n_seq_max = job["max_seqs"]
     params.n_batch = BATCH_TOKENS
-    if job["threads"]:
-        params.n_threads = params.n_threads_batch = job["threads"]
+    params.n_threads = params.n_threads_batch = job["threads"] or len(os.sched_getaffinity(0))  # not four
     for name, text in job["peer_options"].items():
         setattr(params, name, value_of(text))
     context = llama_cpp.llama_init_from_model(model, params)
