@@ -98,6 +98,12 @@ def test_every_cell_of_a_tier_keeps_its_bits(root, tier):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1000)
+def test_the_amx_kernel_keeps_its_bits_on_tiles_in_memory(root):
+    fuzz_tier(root, "amx_software", 10, "llama/bfloat16", "gemma3/bfloat16", "wide-80/bfloat16")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1000)
 def test_plain_torch_keeps_its_bits_as_far_as_seen(root):
     fuzz_tier(root, "torch", 8, "llama/bfloat16", "llama/float32", "gemma3/bfloat16", "gemma3/float32")
 
