@@ -199,7 +199,7 @@ def _in_pages(kv: Tensor, table: Tensor) -> Tensor:
     padded = F.pad(kv, (0, 0, 0, -kv.shape[3] % BLOCK_SIZE))
     by_block = padded.view(*kv.shape[:3], -1, BLOCK_SIZE, kv.shape[4])
     blocks = by_block.transpose(2, 3).flatten(1, 2)  # [2, B, G, block, D]
-    pages = torch.empty_like(blocks)
+    pages = torch.empty(blocks.shape, dtype=kv.dtype)  # contiguous, which blocks of one row are not
     pages[:, table.flatten()] = blocks
     return pages
 
