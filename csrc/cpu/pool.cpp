@@ -82,7 +82,13 @@ void Pool::resize(int threads) {
   std::lock_guard lock(busy_);
   stop_workers();
   size_ = threads;
-  cpus_ = std::vector<std::atomic<int>>(static_cast<size_t>(threads));
+  watch_cpus();
+}
+
+void Pool::watch_cpus() {
+  cpus_ = std::vector<std::atomic<int>>(static_cast<size_t>(size()));
+  for (auto& cpu : cpus_) cpu = -1;
+  may_part_ = size() <= usable_cpus();
 }
 
 void Pool::start_workers() {
@@ -127,8 +133,10 @@ void Pool::take_pieces() {
 
 // Leaves a CPU on which a thread of a lower index was seen.
 void Pool::settle(int index) {
+  if (!may_part_) return;
   auto taken = [&](int cpu) {
-    return std::any_of(cpus_.begin(), cpus_.begin() + index, [&](const auto& other) { return other.load(std::memory_order_relaxed) == cpu; });
+    auto is_there = [&](const auto& other) { return other.load(std::memory_order_relaxed) == cpu; };
+    return std::any_of(cpus_.begin(), cpus_.begin() + index, is_there);
   };
   int mine = current_cpu();
   if (taken(mine)) {

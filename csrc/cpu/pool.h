@@ -40,11 +40,12 @@ class Pool {
     int64_t count, grain;
   };
 
-  explicit Pool(int threads) : size_(threads), cpus_(static_cast<size_t>(threads)) {}
+  explicit Pool(int threads) : size_(threads) { watch_cpus(); }
   void run(const Job& job) noexcept;  // a worker has nobody to throw to
   void start_workers();
   void stop_workers();
   void worker(int index, uint32_t seen);
+  void watch_cpus();
   void settle(int index);
   void wait_for_job(uint32_t seen);
   void take_pieces();
@@ -58,7 +59,8 @@ class Pool {
   alignas(64) std::atomic<uint32_t> ticket_{0};  // changes with every job; what idle workers watch
   alignas(64) std::atomic<int> living_{0};
   std::atomic<bool> stop_{false};
-  std::vector<std::atomic<int>> cpus_;  // where each thread was last seen, the caller first
+  std::vector<std::atomic<int>> cpus_;  // where each thread was last seen, the caller first; -1: nowhere yet
+  bool may_part_ = false;               // there is a CPU for each
 };
 
 }  // namespace octavo

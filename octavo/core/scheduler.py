@@ -158,7 +158,7 @@ class Scheduler:
     def _bounded_budget(self, step: Step) -> int:
         """What a step may hold beside which requests decode, so that their next token does not come much later.
 
-        A lone prompt makes it about twice as long; the more prompts wait, the more their waiting weighs.
+        A lone prompt makes it two to three times as long; the more prompts wait, the more their waiting weighs.
         """
         num_prompts = len(step.prefilling) + min(len(self.waiting), self._max_running - len(self.running))
         return step.num_decoding + num_prompts * max(step.num_decoding, self._memory_bound_tokens)
