@@ -19,6 +19,10 @@ bytes, LOADING_WEIGHTS tensors. A total of 0 is unknown; done == total ends a st
 LOADING_WEIGHTS = "loading weights"
 """The stage that begins once the model's files are known to be whole: every tensor is there, with the right shape."""
 
+BACKGROUND_PRIORITY = 2**62
+"""Of requests that nobody waits for (batches): after all others under every scheduling policy, and the first to be
+preempted."""
+
 # ---------------------------------------------------------------- client -> core
 
 

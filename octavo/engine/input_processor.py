@@ -13,7 +13,7 @@ import msgspec
 from octavo.config import EngineConfig
 from octavo.engine.options import parse_json_object
 from octavo.errors import ClientError, ConfigError, UnsupportedError
-from octavo.messages import EngineRequest
+from octavo.messages import BACKGROUND_PRIORITY, EngineRequest
 from octavo.sampling_params import SamplingParams, check_whole
 from octavo.tokenizer.tokenizer import Tokenizer
 
@@ -201,9 +201,9 @@ class InputProcessor:
                 )
 
     def _check_priority(self, priority: int) -> None:
-        """A priority means something under one policy only."""
+        """A priority means something under one policy only; that work can wait, under all."""
         check_whole("priority", priority, -(2**63), 2**63 - 1)
-        if priority and not self._by_priority:
+        if priority not in (0, BACKGROUND_PRIORITY) and not self._by_priority:
             raise ClientError(
                 f"priority is {priority} but requests are served in order of arrival; "
                 "leave it out, or start with --scheduling-policy priority",

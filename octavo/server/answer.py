@@ -6,23 +6,24 @@ import uuid
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Protocol, TypedDict
+from typing import NamedTuple, Protocol, TypedDict
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.logging import get_logger
+from octavo.messages import BACKGROUND_PRIORITY
 from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.server.generation import News, UsageCount, Work, run
-from octavo.server.requests import GenerationRequest
-from octavo.server.responses import ChatChunk, Completion, Usage, json_response
+from octavo.server.requests import EngineBody
+from octavo.server.responses import ChatChunk, Completion, Generation, Usage, json_response
 from octavo.server.serving import Lifecycle, Serving
 from octavo.server.sse import DONE, event, event_stream, unless_gone
 
 logger = get_logger(__name__)
 
-Chunk = Completion | ChatChunk
+Chunk = Completion | ChatChunk | Generation
 
 _serial = itertools.count()
 _encode = msgspec.json.Encoder().encode
@@ -78,6 +79,13 @@ class Result:
     sample: CompletionOutput
 
 
+class Finished(NamedTuple):
+    """All samples in the order of `choices`, and what they cost."""
+
+    results: list[Result]
+    usage: Usage
+
+
 @dataclass(frozen=True)
 class Streaming:
     """How usage is told in a stream."""
@@ -86,7 +94,7 @@ class Streaming:
     continuous_usage: bool
 
 
-def make_header(request: Request, body: GenerationRequest, serving: Serving, prefix: str) -> Header:
+def make_header(request: Request, body: EngineBody, serving: Serving, prefix: str) -> Header:
     """The id is the request's own, if it has one: the field `request_id`, else the header X-Request-Id."""
     name = body.request_id or getattr(request.state, "request_id", None) or uuid.uuid4().hex
     return Header(f"{prefix}-{name}", int(time.time()), serving.model_name, serving.fingerprint)
@@ -97,8 +105,13 @@ def engine_id(header: Header) -> str:
     return f"{header.id}-{next(_serial)}"
 
 
+def priority_of(request: Request, body: EngineBody) -> int:
+    """What the body says; a line of a batch comes after everything else."""
+    return BACKGROUND_PRIORITY if getattr(request.state, "background", False) else body.priority or 0
+
+
 async def respond(
-    request: Request, lifecycle: Lifecycle, serving: Serving, work: Work, form: Form, body: GenerationRequest
+    request: Request, lifecycle: Lifecycle, serving: Serving, work: Work, form: Form, body: EngineBody
 ) -> Response:
     """Run `work` and answer in `form`. A client that goes away ends the work.
 
@@ -106,9 +119,7 @@ async def respond(
         ClientError, EngineError: before the answer has begun.
         ClientGone: nobody waits for the answer.
     """
-    if lifecycle.server.enable_log_requests:
-        lengths = [len(prompt.token_ids) for prompt in work.prompts]
-        logger.info("request %s: prompt tokens %s, %s", work.request_id, lengths, work.params)
+    log_request(lifecycle, work)
     if body.stream:
         options = body.stream_options
         streaming = Streaming(
@@ -116,10 +127,19 @@ async def respond(
             continuous_usage=options is not None and options.continuous_usage_stats,
         )
         return await event_stream(request, _events(serving, work, form, streaming))
-    return json_response(await unless_gone(request.receive, _whole(serving, work, form)))
+    finished = await unless_gone(request.receive, finish(serving, work))
+    return json_response(form.whole(finished.results, finished.usage))
 
 
-async def _whole(serving: Serving, work: Work, form: Form) -> msgspec.Struct:
+def log_request(lifecycle: Lifecycle, work: Work) -> None:
+    """Under --enable-log-requests: lengths and parameters, no text."""
+    if lifecycle.server.enable_log_requests:
+        lengths = [len(prompt.token_ids) for prompt in work.prompts]
+        logger.info("request %s: prompt tokens %s, %s", work.request_id, lengths, work.params)
+
+
+async def finish(serving: Serving, work: Work) -> Finished:
+    """Run `work` to its end."""
     usage = UsageCount(work.prompts)
     results: dict[int, Result] = {}
     async with aclosing(run(serving.engine, serving.metrics, work)) as stream:
@@ -127,7 +147,7 @@ async def _whole(serving: Serving, work: Work, form: Form) -> msgspec.Struct:
             usage.see(News(prompt_index, output))
             for sample in output.outputs:
                 results[work.choice_index(prompt_index, sample.index)] = Result(prompt_index, output, sample)
-    return form.whole([results[index] for index in sorted(results)], usage.usage())
+    return Finished([results[index] for index in sorted(results)], usage.usage())
 
 
 async def _events(serving: Serving, work: Work, form: Form, streaming: Streaming) -> AsyncGenerator[bytes]:

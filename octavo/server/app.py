@@ -8,11 +8,11 @@ from starlette.middleware.cors import CORSMiddleware
 from octavo.errors import OctavoError
 from octavo.server.errors import ClientGone, on_error
 from octavo.server.middleware import KeyCheck, Measure, RequestId, WholeBody
-from octavo.server.routes import chat, completions, health, metrics, models, tokenize
+from octavo.server.routes import chat, completions, generate, health, metrics, models, tokenize
 from octavo.server.serving import Lifecycle
 from octavo.version import VERSION
 
-ROUTES = (models, completions, chat, tokenize, health, metrics)
+ROUTES = (models, completions, chat, generate, tokenize, health, metrics)
 
 
 def build_app(lifecycle: Lifecycle) -> FastAPI:

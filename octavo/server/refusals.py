@@ -3,7 +3,7 @@
 from typing import Any, NoReturn
 
 from octavo.errors import ClientError, UnsupportedError
-from octavo.server.requests import ChatRequest, GenerationRequest
+from octavo.server.requests import ChatRequest, EngineBody, GenerationRequest
 
 STRUCTURED = "structured output is not supported by this version; leave it out and validate the text yourself"
 
@@ -25,6 +25,7 @@ REFUSED: dict[str, str] = {
     "web_search_options": "web search is not supported",
     "prediction": "predicted output is not supported by this version",
     "mm_processor_kwargs": "images and audio are not supported by this version",
+    "features": "images and audio are not supported by this version",
     "media_io_kwargs": "images and audio are not supported by this version",
     "thinking_token_budget": "a thinking budget is not supported by this version; use max_tokens",
     "repetition_detection": "repetition detection is not supported by this version; use repetition_penalty",
@@ -49,19 +50,24 @@ def check_supported(body: GenerationRequest) -> None:
     Raises:
         UnsupportedError, ClientError: `param` names the field.
     """
-    for field, value in (body.model_extra or {}).items():
-        if field in REFUSED and value not in (None, False, "", [], {}):
-            raise UnsupportedError(f"{field}: {REFUSED[field]}", param=field)
+    check_refused(body)
     extra = body.model_extra or {}
     if extra.get("best_of") not in (None, 1, body.n or 1):
         raise UnsupportedError("best_of is not supported; send n and choose among the answers", param="best_of")
     if extra.get("modalities") not in (None, [], ["text"]):
         raise UnsupportedError("modalities: only text is supported", param="modalities")
     _check_response_format(extra.get("response_format"))
-    if body.stream_options is not None and not body.stream:
-        raise ClientError("stream_options needs stream: true", param="stream_options")
     if body.prompt_logprobs is not None and body.stream:
         raise ClientError("prompt_logprobs cannot be streamed; send stream: false", param="prompt_logprobs")
+
+
+def check_refused(body: EngineBody) -> None:
+    """The rules for every body; errors as above."""
+    for field, value in (body.model_extra or {}).items():
+        if field in REFUSED and value not in (None, False, "", [], {}):
+            raise UnsupportedError(f"{field}: {REFUSED[field]}", param=field)
+    if body.stream_options is not None and not body.stream:
+        raise ClientError("stream_options needs stream: true", param="stream_options")
 
 
 def check_chat(body: ChatRequest) -> None:

@@ -37,14 +37,22 @@ class StreamOptions(Body):
     continuous_usage_stats: bool = False
 
 
-class GenerationRequest(Body):
-    """What chat and completions have in common. None means: not said, the model's default applies."""
+class EngineBody(Body):
+    """What every request for generated tokens may say, whatever else its route knows."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False, hide_input_in_errors=True)
 
     model: str | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
+    priority: Int | None = None
+    cache_salt: str | None = Field(None, min_length=1, max_length=128, pattern=r"^[^@/\\\x00]+$")
+    request_id: str | None = Field(None, min_length=1, max_length=128, pattern=r"^[!-~]+$")
+
+
+class GenerationRequest(EngineBody):
+    """What chat and completions have in common. None means: not said, the model's default applies."""
+
     n: Int | None = None
     max_tokens: Int | None = Field(None, ge=0)
     max_completion_tokens: Int | None = Field(None, ge=0)
@@ -70,9 +78,6 @@ class GenerationRequest(Body):
     truncate_prompt_tokens: Int | None = Field(None, ge=-1)
     truncation_side: Literal["left", "right"] = "left"
     echo: bool | None = False
-    priority: Int | None = None
-    cache_salt: str | None = Field(None, min_length=1, max_length=128, pattern=r"^[^@/\\\x00]+$")
-    request_id: str | None = Field(None, min_length=1, max_length=128, pattern=r"^[!-~]+$")
     return_tokens_as_token_ids: bool | None = False
     return_token_ids: bool | None = False
 
@@ -104,6 +109,14 @@ class ChatRequest(GenerationRequest):
     continue_final_message: bool = False
     documents: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+
+class GenerateRequest(EngineBody):
+    """Body of /inference/v1/generate. `token_ids` and `sampling_params` are checked where they are used."""
+
+    token_ids: list[Any] = Field(min_length=1)
+    sampling_params: dict[str, Any]
+    output_mode: Literal["tokens", "text"] = "tokens"
 
 
 class TokenizeRequest(Body):

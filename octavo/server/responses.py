@@ -172,6 +172,32 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
+# ---------------------------------------------------------------- tokens in, tokens out
+
+
+class GenerationChoice(msgspec.Struct, kw_only=True):
+    """One sample; the same in a stream, where the ids are what is new."""
+
+    index: int
+    token_ids: list[int]
+    text: str | UnsetType = UNSET
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    seed: int | UnsetType | None = UNSET
+
+
+class Generation(msgspec.Struct, kw_only=True):
+    """Answer of /inference/v1/generate, and one chunk of its stream."""
+
+    request_id: str
+    model: str
+    system_fingerprint: str
+    choices: list[GenerationChoice]
+    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
+    usage: Usage | UnsetType | None = UNSET
+
+
 # ---------------------------------------------------------------- the small routes
 
 

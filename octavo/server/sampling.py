@@ -57,13 +57,16 @@ def check_num_choices(num_prompts: int, n: int) -> None:
         raise ClientError(f"{num_prompts} prompts with n {n} are more than {MAX_CHOICES} choices; lower n", param="n")
 
 
+def check_sequences(stop: str | list[str] | None, bad_words: list[str] | None) -> None:
+    """Bound the texts that are searched for at every token."""
+    if isinstance(stop, list) and len(stop) > MAX_STOP_STRINGS:
+        raise ClientError(f"stop has {len(stop)} strings but the limit is {MAX_STOP_STRINGS}", param="stop")
+    if len(bad_words or ()) > MAX_BAD_WORDS:
+        raise ClientError(f"bad_words has {len(bad_words or ())} but the limit is {MAX_BAD_WORDS}", param="bad_words")
+
+
 def _same_name(body: GenerationRequest, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    if isinstance(body.stop, list) and len(body.stop) > MAX_STOP_STRINGS:
-        raise ClientError(f"stop has {len(body.stop)} strings but the limit is {MAX_STOP_STRINGS}", param="stop")
-    if len(body.bad_words or ()) > MAX_BAD_WORDS:
-        raise ClientError(
-            f"bad_words has {len(body.bad_words or ())} but the limit is {MAX_BAD_WORDS}", param="bad_words"
-        )
+    check_sequences(body.stop, body.bad_words)
     asked = {name: getattr(body, name) for name in SAME_NAME}
     values = {name: value if value is not None else defaults.get(name) for name, value in asked.items()}
     return {name: value for name, value in values.items() if value is not None}

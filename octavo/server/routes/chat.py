@@ -8,7 +8,7 @@ from msgspec import UNSET
 
 from octavo.errors import ClientError
 from octavo.outputs import CompletionOutput, RequestOutput
-from octavo.server.answer import Header, Result, engine_id, make_header, respond
+from octavo.server.answer import Header, Result, engine_id, make_header, priority_of, respond
 from octavo.server.body import body_schema, json_body
 from octavo.server.generation import Cursor, Delta, Work
 from octavo.server.logprobs import chat_logprobs, prompt_logprobs
@@ -54,7 +54,7 @@ async def _answer(request: Request, body: ChatRequest) -> Response:
     prompt = truncate(Prompt(None, token_ids), body.truncate_prompt_tokens, body.truncation_side, limit)
     params = chat_params(body, serving.defaults, limit - len(prompt.token_ids))
     header = make_header(request, body, serving, "chatcmpl")
-    work = Work(engine_id(header), [prompt], params, body.priority or 0, body.cache_salt)
+    work = Work(engine_id(header), [prompt], params, priority_of(request, body), body.cache_salt)
     role = lifecycle.server.response_role
     prefix = conversation.last_text if body.echo and body.messages[-1].get("role") == role else ""
     form = ChatForm(header, body, work, serving.prompts.tokenizer, role, prefix)
