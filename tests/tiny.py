@@ -20,6 +20,7 @@ from octavo.config import KVGroupSpec, ModelSpec
 from octavo.loader.hf_config import context_length, normalize_config
 from octavo.models.base import CausalLM
 from octavo.models.build import load_model
+from octavo.ops.empty_pages import empty_pages
 
 torch.set_num_threads(1)  # matrices this small only lose by being shared out
 
@@ -335,8 +336,9 @@ class PagedHarness:
 
 def new_pool(spec: KVGroupSpec, num_blocks: int, block_size: int, dtype: torch.dtype) -> Tensor:
     """[L, 2, B, G, block, D] of NaN: whatever is read without having been written shows."""
-    shape = (spec.num_layers, 2, num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
-    return torch.full(shape, float("nan"), dtype=dtype)
+    heads, size = spec.num_kv_heads, spec.head_dim
+    pool = empty_pages(spec.num_layers, num_blocks, heads, block_size, size, dtype, torch.device("cpu"))
+    return pool.fill_(float("nan"))
 
 
 def run_model(model: CausalLM, prompts: Sequence[Sequence[int]], **options: Any) -> list[Tensor]:

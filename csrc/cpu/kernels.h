@@ -59,9 +59,12 @@ struct RopeArgs {
 struct WriteKVArgs {
   const void* k;  // [T, G, D]
   const void* v;                // [T, G, V], or null
-  void* pages;                  // [2, B, G, block, D]; without v the first half
+  void* pages;                  // [2, B, G, block, D], strided as below; without v the keys only
   const int64_t* slot_mapping;  // [T], -1: padding
-  int64_t k_stride, v_stride, num_blocks, kv_heads, block_size, head_dim, value_dim;  // value_dim: 0 without v
+  int64_t k_stride, v_stride, kv_heads, block_size, head_dim;
+  int64_t page_stride;   // elements from a page to the next one
+  int64_t value_offset;  // elements from a key to its value
+  int64_t value_dim;     // 0 without v
   DType dtype, kv_dtype;
 };
 
@@ -82,8 +85,9 @@ struct AttentionArgs {
   const float* alibi_slopes;  // [H] or null
   int64_t out_stride, q_stride, table_stride;
   int64_t num_rows, num_tokens, heads, kv_heads, block_size, head_dim, value_dim;
+  int64_t page_stride;   // elements from a page to the next one
   int64_t value_offset;  // elements from a key to its value
-  int64_t window;  // tokens a query sees, itself included; 0: all
+  int64_t window;        // tokens a query sees, itself included; 0: all
   float scale;
   float softcap;  // 0: none
   DType dtype, kv_dtype;

@@ -123,17 +123,17 @@ inline void write_kv(const WriteKVArgs& a, int64_t begin, int64_t end) {
     using T = decltype(type);
     with_type(a.kv_dtype, [&](auto kv_type) {
       using P = decltype(kv_type);
-      int64_t values = a.num_blocks * a.kv_heads * a.block_size * a.head_dim;
       for (int64_t t = begin; t < end; ++t) {
         int64_t slot = a.slot_mapping[t];
         if (slot < 0) continue;
         for (int64_t g = 0; g < a.kv_heads; ++g) {
-          int64_t head = slot / a.block_size * a.kv_heads + g;
-          P* key = static_cast<P*>(a.pages) + (head * a.block_size + slot % a.block_size) * a.head_dim;
+          int64_t place = (g * a.block_size + slot % a.block_size) * a.head_dim;
+          P* key = static_cast<P*>(a.pages) + slot / a.block_size * a.page_stride + place;
+          P* value = key + a.value_offset;
           const T* k = static_cast<const T*>(a.k) + t * a.k_stride + g * a.head_dim;
           const T* v = static_cast<const T*>(a.v) + t * a.v_stride + g * a.value_dim;
           for_vectors(a.head_dim, [&](int64_t d, auto lanes) { store(key + d, load(k + d, lanes), lanes); });
-          for_vectors(a.value_dim, [&](int64_t d, auto lanes) { store(key + values + d, load(v + d, lanes), lanes); });
+          for_vectors(a.value_dim, [&](int64_t d, auto lanes) { store(value + d, load(v + d, lanes), lanes); });
         }
       }
     });

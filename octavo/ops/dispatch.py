@@ -18,6 +18,7 @@ IMPLS: Registry[Callable[..., object]] = Registry(
     {
         "cpu/add_rms_norm": "octavo.kernels.cpu.rowwise:add_rms_norm",
         "cpu/embedding": "octavo.kernels.cpu.linear:embedding",
+        "cpu/empty_pages": "octavo.kernels.cpu.pages:empty_pages",
         "cpu/empty_weight": "octavo.kernels.cpu.linear:empty_weight",
         "cpu/gelu_mul": "octavo.kernels.cpu.rowwise:gelu_mul",
         "cpu/gelu_tanh_mul": "octavo.kernels.cpu.rowwise:gelu_tanh_mul",

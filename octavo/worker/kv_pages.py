@@ -7,10 +7,11 @@ from torch import Tensor
 
 from octavo.config import KVGroupSpec
 from octavo.messages import BlockCopy
+from octavo.ops.empty_pages import empty_pages
 
 
 class KVPages:
-    """Per KV group a pool [L, 2, B, G, block_size, D]: L layers, keys then values, B pages, G KV heads.
+    """Per KV group a pool [L, 2, B, G, block_size, D] (`ops.empty_pages`): layers, keys and values, pages, heads.
 
     Attributes:
         pools: in the order of the groups; a page's memory is first touched when it is zeroed on being handed out.
@@ -25,9 +26,7 @@ class KVPages:
         device: torch.device,
     ) -> None:
         self.pools: list[Tensor] = [
-            torch.empty(
-                (group.num_layers, 2, count, group.num_kv_heads, block_size, group.head_dim), dtype=dtype, device=device
-            )
+            empty_pages(group.num_layers, count, group.num_kv_heads, block_size, group.head_dim, dtype, device)
             for group, count in zip(groups, num_blocks, strict=True)
         ]
 

@@ -6,6 +6,13 @@ import torch
 from torch import Tensor
 
 from octavo.attention.batch import AttentionBatch
+from octavo.ops.empty_pages import empty_pages
+
+
+def in_a_pool(pages: Tensor) -> Tensor:
+    """The same pages [2, B, G, block, D] as they lie in a pool of two layers."""
+    pool = empty_pages(2, *pages.shape[1:], pages.dtype, pages.device)
+    return pool[1].copy_(pages)
 
 
 @dataclass
@@ -44,7 +51,7 @@ class World:
         values = torch.randn(shape, generator=generator)
         for table, length in zip(self.tables, self.lengths, strict=True):
             values[:, table[-1], :, (length - 1) % self.block_size + 1 :] = float("nan")
-        self.pages = values.to(self.kv_dtype)
+        self.pages = in_a_pool(values.to(self.kv_dtype))
         self.queries = [
             (2 * torch.randn(length, self.heads, self.head_dim, generator=generator)).to(self.dtype)
             for length in self.lengths

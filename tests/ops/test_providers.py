@@ -14,6 +14,7 @@ from torch import Tensor
 from octavo.attention.batch import AttentionBatch
 from octavo.kernels.cpu import native
 from octavo.ops.dispatch import IMPLS, OPS
+from tests.kernels.worlds import in_a_pool
 
 OP_NAMES = (
     "linear",
@@ -127,7 +128,7 @@ def write_kv_cases(make: Make) -> list[Case]:
         slots = torch.randperm(8 * block, generator=make.generator)[:t]
         slots[1::3] = -1
         k, v = make.strided(t, groups, dim), make.strided(t, groups, dim)
-        pages = make(2, 8, groups, block, dim, dtype=page_dtype)
+        pages = in_a_pool(make(2, 8, groups, block, dim, dtype=page_dtype))
         return {"k": k, "v": v, "pages": pages, "slot_mapping": slots}
 
     return [case(1, 1, 16, 16, make.dtype), case(9, 3, 64, 16, make.dtype), case(20, 2, 24, 5, torch.float32)]
@@ -147,7 +148,7 @@ def attention_case(
     used = [-(-end // block) for _, end in rows]
     num_blocks = sum(used) + 2
     order = torch.randperm(num_blocks, generator=make.generator).tolist()
-    pages = make(2, num_blocks, groups, block, dim)
+    pages = in_a_pool(make(2, num_blocks, groups, block, dim))
     table = torch.full((len(rows), max(used) + 1), -1, dtype=torch.int32)
     for row, (_, end) in enumerate(rows):
         for column in range(used[row]):
@@ -218,13 +219,8 @@ def copy_of(case: Case) -> Case:
 
 
 def clone(x: Tensor) -> Tensor:
-    if x.is_contiguous():
-        return x.clone()
-    return (
-        torch.empty_strided((x.shape[0], x.stride(0)), (x.stride(0), 1), dtype=x.dtype)
-        .as_strided(x.shape, x.stride())
-        .copy_(x)
-    )
+    size = 1 + sum((count - 1) * stride for count, stride in zip(x.shape, x.stride(), strict=True))
+    return torch.empty(size, dtype=x.dtype).as_strided(x.shape, x.stride()).copy_(x)
 
 
 def assert_same(actual: Any, expected: Any, dtype: torch.dtype, what: str) -> None:

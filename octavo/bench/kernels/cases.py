@@ -16,6 +16,7 @@ from octavo.attention.batch import AttentionBatch
 from octavo.bench.kernels.measure import Call
 from octavo.errors import ConfigError
 from octavo.ops.add_rms_norm import add_rms_norm
+from octavo.ops.empty_pages import empty_pages
 from octavo.ops.empty_weight import empty_weight
 from octavo.ops.gelu_tanh_mul import gelu_tanh_mul
 from octavo.ops.linear import linear
@@ -199,7 +200,7 @@ def _in_pages(kv: Tensor, table: Tensor) -> Tensor:
     padded = F.pad(kv, (0, 0, 0, -kv.shape[3] % BLOCK_SIZE))
     by_block = padded.view(*kv.shape[:3], -1, BLOCK_SIZE, kv.shape[4])
     blocks = by_block.transpose(2, 3).flatten(1, 2)  # [2, B, G, block, D]
-    pages = torch.empty(blocks.shape, dtype=kv.dtype)  # contiguous, which blocks of one row are not
+    pages = empty_pages(1, *blocks.shape[1:], kv.dtype, kv.device)[0]
     pages[:, table.flatten()] = blocks
     return pages
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from octavo.kernels.cpu import native
 from octavo.kernels.cpu.native import Array, Call
+from octavo.kernels.cpu.pages import page_strides
 from octavo.ops.paged_attention import PagedRows
 from octavo.ops.paged_attention import paged_attention as op
 
@@ -51,7 +52,10 @@ def paged_attention_call(
     value_dim: int | None,
 ) -> Call | None:
     """The kernel's arguments, sinks and slopes in contiguous float32; None where it does not cover these."""
-    if _native is None or not (_covers_heads(q, pages) and _covers_heads(out, pages) and _covers_batch(batch)):
+    strides = page_strides(pages)
+    if _native is None or strides is None or pages.dtype not in _CODES:
+        return None
+    if not (_covers_heads(q) and _covers_heads(out) and _covers_batch(batch)):
         return None
     for x in (sinks, alibi_slopes):
         if x is not None and (x.dtype is not torch.float32 or not x.is_contiguous()):
@@ -61,26 +65,17 @@ def paged_attention_call(
     return (
         *(out.data_ptr(), out.stride(0), out.shape[2], q.data_ptr(), q.stride(0), pages.data_ptr()),
         *(batch.query_start.data_ptr(), batch.seq_lens.data_ptr(), table.data_ptr(), table.stride(0)),
-        *(batch.seq_lens.shape[0], q.shape[0], q.shape[1], *pages.shape),
+        *(batch.seq_lens.shape[0], q.shape[0], q.shape[1], *pages.shape[2:], *strides),
         *(scale, window or 0, softcap or 0.0, 0 if sinks is None else sinks.data_ptr()),
         0 if alibi_slopes is None else alibi_slopes.data_ptr(),
         *(_CODES[q.dtype], _CODES[pages.dtype]),
     )
 
 
-def _covers_heads(x: Array, pages: Array) -> bool:
-    """Whether the kernel reads x [T, heads, D] beside these pages: a token's heads must lie one after the other."""
+def _covers_heads(x: Array) -> bool:
+    """Whether the kernel reads x [T, heads, D]: a token's heads must lie one after the other."""
     heads, size = x.shape[1:]
-    return (
-        x.is_cpu
-        and pages.is_cpu
-        and x.dtype in _CODES
-        and pages.dtype in _CODES
-        and pages.is_contiguous()
-        and size % (2 if pages.shape[0] == 2 else 8) == 0  # what is read behind a key is the next one or a value
-        and x.stride(2) == 1
-        and (x.stride(1) == size or heads == 1)
-    )
+    return x.is_cpu and x.dtype in _CODES and x.stride(2) == 1 and (x.stride(1) == size or heads == 1)
 
 
 def _covers_batch(batch: PagedRows) -> bool:

@@ -93,7 +93,7 @@ class NativePlan:
         self._plan = plan  # keeps the weights
         self._max_tokens = max_tokens
         self._native = _native.Plan(TOKENS)
-        self._inputs = [(name, view.dtype) for name, view in plan.inputs.items()]
+        self._inputs = list(plan.inputs.items())
         self._bases: dict[str, int] = {name: self._native.input() for name in plan.inputs}
         self._slots: dict[str, int] = {name: self._native.weight() for name in plan.weights}
         self._bases.update((name, self._native.buffer(buffer.offset)) for name, buffer in plan.buffers.items())
@@ -119,9 +119,9 @@ class NativePlan:
         if num_tokens > self._max_tokens:
             raise ValueError(f"a step of {num_tokens} tokens does not fit a plan made for {self._max_tokens}")
         places: list[int] = []
-        for name, dtype in self._inputs:
+        for name, view in self._inputs:
             tensor = inputs[name]
-            assert tensor.dtype is dtype and tensor.is_contiguous(), name
+            assert tensor.dtype is view.dtype and (tensor.is_contiguous() or tensor.stride() == view.strides), name
             places += (tensor.data_ptr(), tensor.stride(0))
         self._native.run(self._arena.data_ptr(), places, num_tokens, num_rows)
         return self._output(num_tokens)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from octavo.kernels.cpu import native
 from octavo.kernels.cpu.native import Array, Call
+from octavo.kernels.cpu.pages import page_strides
 from octavo.ops import add_rms_norm as add_rms_norm_op
 from octavo.ops import gelu_mul as gelu_mul_op
 from octavo.ops import gelu_tanh_mul as gelu_tanh_mul_op
@@ -176,10 +177,12 @@ def write_kv(k: Tensor, v: Tensor | None, pages: Tensor, slot_mapping: Tensor) -
 def write_kv_call(k: Array, v: Array | None, pages: Array, slot_mapping: Array) -> Call | None:
     """The kernel's arguments; None where it does not cover these."""
     covered = _covers(k) and _packed_heads(k) and (v is None or (_covers(k, v) and _packed_heads(v)))
-    if not covered or not _is_vector(pages, *_CODES) or not _is_vector(slot_mapping, torch.int64):
+    strides = page_strides(pages)
+    if not covered or strides is None or pages.dtype not in _CODES or not _is_vector(slot_mapping, torch.int64):
         return None
     values = (0, 0) if v is None else (v.data_ptr(), v.stride(0))
     return (
         *(k.data_ptr(), k.stride(0), *values, pages.data_ptr(), slot_mapping.data_ptr()),
-        *(k.shape[0], *pages.shape[1:], 0 if v is None else v.shape[2], _CODES[k.dtype], _CODES[pages.dtype]),
+        *(k.shape[0], *pages.shape[2:], *strides, 0 if v is None else v.shape[2]),
+        *(_CODES[k.dtype], _CODES[pages.dtype]),
     )

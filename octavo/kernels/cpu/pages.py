@@ -1,0 +1,56 @@
+"""KV pages as the native kernels take them: any place for a page, any distance from keys to values, but a page's heads,
+tokens and dimensions one after the other.
+"""
+
+import math
+import mmap
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.cpu.native import Array
+from octavo.ops.empty_pages import as_pool
+from octavo.ops.empty_pages import empty_pages as op
+
+HUGE_PAGE = 2 << 20
+
+
+def empty_pages(
+    num_layers: int,
+    num_blocks: int,
+    kv_heads: int,
+    block_size: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    """See `octavo.ops.empty_pages`. In huge pages, where the system has them: see csrc/cpu/memory.h."""
+    shape = (num_blocks, num_layers, 2, kv_heads, block_size, head_dim)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or num_bytes < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return op.reference(num_layers, num_blocks, kv_heads, block_size, head_dim, dtype, device)
+    memory = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)  # a wish
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    begin = -whole.data_ptr() % HUGE_PAGE
+    return as_pool(whole[begin : begin + num_bytes].view(dtype).view(shape))
+
+
+class PageStrides(NamedTuple):
+    """In elements: from a page to the next one, and from a key to its value (0: the value is the key's beginning)."""
+
+    page: int
+    value: int
+
+
+def page_strides(pages: Array) -> PageStrides | None:
+    """Of pages [2, B, G, block, D] or [1, B, G, block, D]; None where the kernels cannot read them."""
+    planes, _, _, block_size, head_dim = pages.shape
+    plane, page, *inside = (pages.stride(dim) for dim in range(5))
+    if not pages.is_cpu or inside != [block_size * head_dim, head_dim, 1]:
+        return None
+    # What is read behind a key is the next one, or a value.
+    if (planes == 2 and (plane <= 0 or head_dim % 2)) or (planes == 1 and head_dim % 8):
+        return None
+    return PageStrides(page, plane if planes == 2 else 0)

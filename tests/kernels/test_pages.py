@@ -1,0 +1,24 @@
+"""Pools in huge pages: the same tensors as the reference's, whole pages in one piece."""
+
+import torch
+
+from octavo.kernels.cpu.pages import HUGE_PAGE, empty_pages
+from octavo.ops.empty_pages import empty_pages as op
+
+CPU = torch.device("cpu")
+
+
+def test_a_pool_has_the_shape_and_strides_of_the_reference_and_begins_a_huge_page() -> None:
+    shape = (3, 400, 2, 16, 64)  # 10 MB
+    made, want = empty_pages(*shape, torch.bfloat16, CPU), op.reference(*shape, torch.bfloat16, CPU)
+    assert (made.shape, made.stride(), made.dtype) == (want.shape, want.stride(), want.dtype)
+    assert made.data_ptr() % HUGE_PAGE == 0
+    made.fill_(2.0)  # all of it is there
+    assert made.sum(dtype=torch.float32) == 2 * made.numel()
+
+
+def test_a_page_is_one_piece_of_memory() -> None:
+    pool = empty_pages(3, 5, 2, 16, 64, torch.float32, CPU)
+    page = pool[:, :, 4]
+    assert page.is_contiguous()
+    assert page.data_ptr() - pool[:, :, 3].data_ptr() == page.numel() * 4
