@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from octavo.engine.resolve import make_config
     from octavo.llm import LLM
     from octavo.outputs import BeamSearchOutput, CompletionOutput, Logprob, RequestOutput
-    from octavo.sampling_params import BeamSearchParams, SamplingParams
+    from octavo.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 
 __all__ = [
     "LLM",
@@ -26,6 +26,7 @@ __all__ = [
     "Logprob",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "make_config",
 ]
 
@@ -39,6 +40,7 @@ _HOMES = {
     "RequestOutput": "octavo.outputs",
     "BeamSearchParams": "octavo.sampling_params",
     "SamplingParams": "octavo.sampling_params",
+    "StructuredOutputsParams": "octavo.sampling_params",
 }
 
 

@@ -16,6 +16,89 @@ MAX_SAMPLES = 16384
 """Most samples, or beams, of one prompt."""
 
 
+STRUCTURED_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+"""What an answer can be made to match; a request names one of them."""
+
+
+class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What the answer must match: exactly one kind, and how JSON is written.
+
+    Args:
+        json: a JSON schema, as a dict or as text.
+        regex: a regular expression for the whole answer.
+        choice: the answer is one of these strings.
+        grammar: a context-free grammar in Lark's or GBNF's notation.
+        json_object: any JSON object.
+        structural_tag: text with tagged parts that match a schema each: `{"structures": [{"begin", "schema", "end"}],
+            "triggers": [...]}`, as a dict or as JSON text.
+        disable_any_whitespace: JSON without blanks between its parts.
+        disable_additional_properties: JSON objects have the properties of the schema and no others.
+        whitespace_pattern: a regular expression for the blanks between parts of JSON, of bounded length.
+
+    Raises:
+        ClientError: no kind or several, or a value of a wrong type; `param` names the field.
+    """
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, types in _STRUCTURED_TYPES.items():
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, types):
+                known = " or ".join(_TYPE_NAMES[kind] for kind in types)
+                raise _structured_error(name, f"{name} must be {known}, got {type(value).__name__}")
+        if self.json_object is False:
+            self.json_object = None
+        kinds = [name for name in STRUCTURED_KINDS if getattr(self, name) is not None]
+        if len(kinds) != 1:
+            named = " and ".join(kinds) or "none"
+            raise ClientError(
+                f"structured_outputs needs exactly one of {', '.join(STRUCTURED_KINDS)}; it has {named}",
+                param="structured_outputs",
+            )
+        if self.choice is not None:
+            self._check_choice(self.choice)
+
+    @property
+    def kind(self) -> str:
+        """The one of STRUCTURED_KINDS that is set."""
+        return next(name for name in STRUCTURED_KINDS if getattr(self, name) is not None)
+
+    @staticmethod
+    def _check_choice(choice: list[Any]) -> None:
+        if not choice:
+            raise _structured_error("choice", "choice is empty, so nothing could be answered; name at least one string")
+        for index, text in enumerate(choice):
+            if not isinstance(text, str):
+                raise _structured_error("choice", f"choice[{index}] is {text!r:.80}; each choice must be a string")
+
+
+_STRUCTURED_TYPES: dict[str, tuple[type, ...]] = {
+    "json": (str, dict),
+    "regex": (str,),
+    "choice": (list,),
+    "grammar": (str,),
+    "json_object": (bool,),
+    "structural_tag": (str, dict),
+    "disable_any_whitespace": (bool,),
+    "disable_additional_properties": (bool,),
+    "whitespace_pattern": (str,),
+}
+_TYPE_NAMES: dict[type, str] = {str: "text", dict: "an object", list: "a list", bool: "true or false"}
+
+
+def _structured_error(name: str, message: str) -> ClientError:
+    return ClientError(message, param=f"structured_outputs.{name}")
+
+
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Parameters of one request, with vLLM's names and defaults.
 
@@ -43,6 +126,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         spaces_between_special_tokens: accepted for compatibility; fast tokenizers have no such choice.
         logit_bias: token id to a number in -100..100 that is added to its logit.
         allowed_token_ids: only these may be sampled.
+        structured_outputs: what the answer must match.
 
     Raises:
         ClientError: a value is out of range; `param` names the field.
@@ -71,6 +155,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     spaces_between_special_tokens: bool = True
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -122,6 +207,11 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise ClientError(
                 "allowed_token_ids is empty, so nothing could be sampled; omit it", param="allowed_token_ids"
+            )
+        if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
+            raise ClientError(
+                f"structured_outputs must be StructuredOutputsParams, got {type(self.structured_outputs).__name__}",
+                param="structured_outputs",
             )
         if self.logit_bias is not None:
             if not isinstance(self.logit_bias, dict):

@@ -29,6 +29,7 @@ PACKAGES = [
     "uvloop",
     "pydantic",
     "jinja2",
+    "llguidance",
     "prometheus-client",
     "rich",
     "httpx",

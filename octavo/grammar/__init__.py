@@ -1,0 +1,1 @@
+"""What an answer must match: grammars, and the matchers that follow a sequence of tokens. Knows no tensors."""
