@@ -80,6 +80,12 @@ class ModelConfig:
     """JSON object of sampling defaults that replace the model's."""
     chat_template: str | None = option(None)
     """File with a jinja chat template, or the template itself."""
+    chat_template_content_format: Literal["auto", "string", "openai"] = option(
+        "auto", choices=("auto", "string", "openai")
+    )
+    """How the template is given content: string, openai (a list of parts), or as it is found to read it."""
+    default_chat_template_kwargs: str | None = option(None, metavar="JSON")
+    """JSON object of template variables that apply where a request's `chat_template_kwargs` do not say otherwise."""
     seed: int = option(0)
     """Engine seed; a request without a seed takes one from it and its submission index."""
     max_logprobs: int = option(20, ge=-1)
@@ -174,12 +180,16 @@ class ServerConfig:
     """Prefix under which a proxy publishes the server."""
     allowed_origins: tuple[str, ...] = option((), repeated=True)
     """Browser origins that may call the API (CORS)."""
+    trust_request_chat_template: bool = option(False)
+    """Run a `chat_template` that a request brings, in the sandbox and within its limits."""
     response_role: str = option("assistant")
     """Role of chat answers."""
     disable_fastapi_docs: bool = option(False)
     """No /docs and /openapi.json."""
     enable_request_id_headers: bool = option(False)
     """Return X-Request-Id on every answer."""
+    strict_fields: bool = option(False)
+    """Answer 400 to a request with a field that is not known here, instead of naming it in X-Octavo-Ignored-Fields."""
     max_body_bytes: int = option(32 << 20, ge=1)
     """Largest request body; a longer one is answered 413."""
     shutdown_timeout: int = option(20, ge=0)

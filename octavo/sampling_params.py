@@ -5,15 +5,14 @@ from typing import Any
 
 import msgspec
 
+from octavo import limits
 from octavo.errors import ClientError
+from octavo.limits import INT64_MAX, INT64_MIN
 
 GREEDY_BELOW = 1e-5
 """A temperature below this is greedy: the most likely token, lowest id on ties."""
 
 MAX_LOGIT_BIAS = 100.0
-
-MAX_SAMPLES = 16384
-"""Most samples, or beams, of one prompt."""
 
 
 STRUCTURED_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
@@ -175,16 +174,16 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         return self.temperature < GREEDY_BELOW or self.top_k == 1 or self.top_p == 0.0 or self.min_p == 1.0
 
     def _check(self) -> None:
-        check_whole("n", self.n, 1, MAX_SAMPLES)
+        check_whole("n", self.n, 1, limits.CHOICES.value)
         _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _number("repetition_penalty", self.repetition_penalty, 1e-6, 1e6)
         _number("temperature", self.temperature, 0.0, 1e4)
         _number("top_p", self.top_p, 0.0, 1.0)
-        check_whole("top_k", self.top_k, 0, 2**63 - 1)
+        check_whole("top_k", self.top_k, 0, INT64_MAX)
         _number("min_p", self.min_p, 0.0, 1.0)
         if self.seed is not None:
-            check_whole("seed", self.seed, -(2**63), 2**63 - 1)
+            check_whole("seed", self.seed, INT64_MIN, INT64_MAX)
         if self.max_tokens is not None:
             check_whole("max_tokens", self.max_tokens, 0, 2**31 - 1)
         check_whole("min_tokens", self.min_tokens, 0, 2**31 - 1)
@@ -241,7 +240,7 @@ class BeamSearchParams(msgspec.Struct, kw_only=True):
     include_stop_str_in_output: bool = False
 
     def __post_init__(self) -> None:
-        check_whole("beam_width", self.beam_width, 1, MAX_SAMPLES)
+        check_whole("beam_width", self.beam_width, 1, limits.CHOICES.value)
         check_whole("max_tokens", self.max_tokens, 1, 2**31 - 1)
         _number("length_penalty", self.length_penalty, -10.0, 10.0)
 

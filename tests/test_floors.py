@@ -21,7 +21,19 @@ FLOORS = (
     ("kernels", "ops"),
     ("distributed", "platforms"),
     ("core", "tokenizer", "parsers", "grammar"),
-    ("messages", "outputs", "sampling_params", "config", "files", "registry", "logging", "envs", "version", "errors"),
+    (
+        "messages",
+        "outputs",
+        "sampling_params",
+        "config",
+        "files",
+        "registry",
+        "logging",
+        "limits",
+        "envs",
+        "version",
+        "errors",
+    ),
 )
 """From what people touch (F9) to the foundation (F0); "octavo" is the package's own __init__."""
 

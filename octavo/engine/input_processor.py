@@ -13,6 +13,7 @@ import msgspec
 from octavo.config import EngineConfig
 from octavo.engine.options import parse_json_object
 from octavo.errors import ClientError, ConfigError, UnsupportedError
+from octavo.limits import INT64_MAX, INT64_MIN
 from octavo.messages import BACKGROUND_PRIORITY, EngineRequest
 from octavo.sampling_params import SamplingParams, check_whole
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -202,7 +203,7 @@ class InputProcessor:
 
     def _check_priority(self, priority: int) -> None:
         """A priority means something under one policy only; that work can wait, under all."""
-        check_whole("priority", priority, -(2**63), 2**63 - 1)
+        check_whole("priority", priority, INT64_MIN, INT64_MAX)
         if priority not in (0, BACKGROUND_PRIORITY) and not self._by_priority:
             raise ClientError(
                 f"priority is {priority} but requests are served in order of arrival; "

@@ -38,7 +38,6 @@ IGNORED = {
     "attention_backend": "the device has one attention implementation",
     "model_impl": "there is one implementation of each model",
     "stream_interval": "tokens are sent as they come",
-    "chat_template_content_format": "it is read from the template",
     "enable_prompt_tokens_details": "usage always has them",
     "max_log_len": "prompts are not logged",
     "numa_bind": "threads run on the CPUs that the process may use",
@@ -81,8 +80,6 @@ MISSING = {
     "tool_strict_level": "tool calling is",
     "tool_server": "tool calling is",
     "enable_auto_tool_choice": "tool calling is",
-    "default_chat_template_kwargs": "default template variables are",
-    "trust_request_chat_template": "templates in requests are",
     "structured_outputs_config": "structured output is",
     "enable_expert_parallel": "expert parallelism is",
     "enable_eplb": "expert parallelism is",
@@ -131,7 +128,7 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
 }
 """Values of names in `MISSING` that ask for nothing."""
 
-_JSON_OPTIONS = ("hf_overrides", "override_generation_config")
+_JSON_OPTIONS = ("hf_overrides", "override_generation_config", "default_chat_template_kwargs")
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtKMGT]?)(iB)?")
 _POWER = {"k": 1, "m": 2, "g": 3, "t": 4}
@@ -168,8 +165,11 @@ def make_sections(options: Mapping[str, object]) -> Sections:
             chosen[name] = value
         else:
             _handle_foreign(given, name, value, known)
+    model = make_section(ModelConfig, chosen)
+    for name in _JSON_OPTIONS:
+        parse_json_object(name, getattr(model, name))
     return Sections(
-        make_section(ModelConfig, chosen),
+        model,
         make_section(CacheConfig, chosen),
         make_section(SchedulerConfig, chosen),
         make_section(DeviceConfig, chosen),

@@ -1,8 +1,8 @@
 """Reads what a request names by URL, and nothing else that this machine can reach. Knows no formats.
 
 A URL from a client may point at the cloud's metadata service, at a database next door, or at a name whose address
-changes between check and use. So the name is resolved once, every address it has must be public, and the connection goes
-to the checked address. Redirects, proxies, other schemes and names with a password in them are refused.
+changes between check and use. So the name is resolved once, every address it has must be public, and the connection
+goes to the checked address. Redirects, proxies, other schemes and names with a password in them are refused.
 """
 
 import asyncio
@@ -106,7 +106,7 @@ class Fetcher:
             found = await asyncio.get_running_loop().getaddrinfo(url.host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as err:
             raise ClientError(f"the host {url.host!r} has no address: {err}") from None
-        addresses = [ipaddress.ip_address(entry[4][0].partition("%")[0]) for entry in found]
+        addresses = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
         if not addresses or not all(self._allows(address) for address in addresses):
             raise ClientError(f"the host {url.host!r} is not on the public internet, so it is not asked")
         return addresses[0]

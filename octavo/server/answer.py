@@ -1,6 +1,7 @@
 """Runs a request and writes its answer, whole or as a stream. The API form is a `Form`; this knows none."""
 
 import itertools
+import re
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterable, Iterator
@@ -12,6 +13,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.errors import ClientError
 from octavo.logging import get_logger
 from octavo.messages import BACKGROUND_PRIORITY
 from octavo.outputs import CompletionOutput, RequestOutput
@@ -88,10 +90,27 @@ class Finished(NamedTuple):
 
 @dataclass(frozen=True)
 class Streaming:
-    """How usage is told in a stream."""
+    """What a stream tells, and after how many new tokens."""
 
     include_usage: bool
     continuous_usage: bool
+    interval: int
+
+
+class Pace:
+    """Holds news of a sample back until it has `interval` new tokens, or is complete."""
+
+    def __init__(self, interval: int) -> None:
+        self._interval = interval
+        self._num_told: dict[tuple[int, int], int] = {}
+
+    def is_due(self, prompt_index: int, sample: CompletionOutput) -> bool:
+        """Whether to tell the news now. What is not told now is part of the next news."""
+        key, count = (prompt_index, sample.index), len(sample.token_ids)
+        if sample.finish_reason is None and count - self._num_told.get(key, 0) < self._interval:
+            return False
+        self._num_told[key] = count
+        return True
 
 
 def make_header(request: Request, body: EngineBody, serving: Serving, prefix: str) -> Header:
@@ -106,8 +125,19 @@ def engine_id(header: Header) -> str:
 
 
 def priority_of(request: Request, body: EngineBody) -> int:
-    """What the body says; a line of a batch comes after everything else."""
-    return BACKGROUND_PRIORITY if getattr(request.state, "background", False) else body.priority or 0
+    """The field `priority`, else the header X-Vllm-Priority; a line of a batch comes after everything else.
+
+    Raises:
+        ClientError: the header is not a whole number.
+    """
+    if getattr(request.state, "background", False):
+        return BACKGROUND_PRIORITY
+    if body.priority is not None:
+        return body.priority
+    text = request.headers.get("x-vllm-priority", "0").strip()
+    if not re.fullmatch(r"[+-]?\d{1,18}", text, re.ASCII):
+        raise ClientError(f"X-Vllm-Priority is {text[:80]!r} but must be a whole number", param="priority")
+    return int(text)
 
 
 async def respond(
@@ -125,6 +155,7 @@ async def respond(
         streaming = Streaming(
             include_usage=options is not None and options.include_usage,
             continuous_usage=options is not None and options.continuous_usage_stats,
+            interval=body.stream_interval or 1,
         )
         return await event_stream(request, _events(serving, work, form, streaming))
     finished = await unless_gone(request.receive, finish(serving, work))
@@ -151,11 +182,12 @@ async def finish(serving: Serving, work: Work) -> Finished:
 
 
 async def _events(serving: Serving, work: Work, form: Form, streaming: Streaming) -> AsyncGenerator[bytes]:
-    usage = UsageCount(work.prompts)
+    usage, pace = UsageCount(work.prompts), Pace(streaming.interval)
     async with aclosing(run(serving.engine, serving.metrics, work)) as stream:
         async for news in stream:
             usage.see(news)
-            chunks = [c for sample in news.output.outputs for c in form.chunks(news.prompt_index, news.output, sample)]
+            samples = [sample for sample in news.output.outputs if pace.is_due(news.prompt_index, sample)]
+            chunks = [chunk for sample in samples for chunk in form.chunks(news.prompt_index, news.output, sample)]
             if chunks:
                 yield b"".join(_with_usage(chunks, usage, streaming))
     if streaming.include_usage:

@@ -7,9 +7,10 @@ from starlette.middleware.cors import CORSMiddleware
 
 from octavo.errors import OctavoError
 from octavo.server.errors import ClientGone, on_error
-from octavo.server.middleware import KeyCheck, Measure, RequestId, WholeBody
+from octavo.server.middleware import AnswerHeaders, HeaderLimits, KeyCheck, Measure, WholeBody
 from octavo.server.routes import chat, completions, generate, health, metrics, models, tokenize
 from octavo.server.serving import Lifecycle
+from octavo.server.unknown_fields import HEADER as IGNORED_FIELDS
 from octavo.version import VERSION
 
 ROUTES = (models, completions, chat, generate, tokenize, health, metrics)
@@ -28,7 +29,14 @@ def build_app(lifecycle: Lifecycle) -> FastAPI:
     # The last one added is the first to see a request.
     app.add_middleware(WholeBody, max_bytes=server.max_body_bytes)
     app.add_middleware(KeyCheck, keys=server.api_key)
-    app.add_middleware(CORSMiddleware, allow_origins=server.allowed_origins, allow_methods=["*"], allow_headers=["*"])
-    app.add_middleware(RequestId, always=server.enable_request_id_headers)
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=server.allowed_origins,
+        allow_methods=["*"],
+        allow_headers=["*"],
+        expose_headers=["X-Request-Id", IGNORED_FIELDS],
+    )
+    app.add_middleware(HeaderLimits)
+    app.add_middleware(AnswerHeaders, always=server.enable_request_id_headers)
     app.add_middleware(Measure, metrics=lifecycle.http_metrics)
     return app

@@ -8,10 +8,14 @@ from fastapi import Depends
 from pydantic import BaseModel
 from starlette.requests import Request
 
+from octavo import limits
 from octavo.errors import ClientError
 from octavo.server.errors import ContentTypeError
+from octavo.server.requests import Body
+from octavo.server.serving import lifecycle_of
+from octavo.server.unknown_fields import refuse_unknown, unknown_fields
 
-M = TypeVar("M", bound=BaseModel)
+M = TypeVar("M", bound=Body)
 
 UTF8_BOM = b"\xef\xbb\xbf"
 
@@ -20,7 +24,12 @@ def json_body(model: type[M]) -> Any:
     """FastAPI dependency that reads the body as `model`."""
 
     async def read(request: Request) -> M:
-        return model.model_validate(parse_json(await request.body(), request.headers.get("content-type")))
+        body = model.model_validate(parse_json(await request.body(), request.headers.get("content-type")))
+        unknown = unknown_fields(body)
+        if lifecycle_of(request).server.strict_fields:
+            refuse_unknown(unknown)
+        request.state.ignored_fields = unknown
+        return body
 
     dependency: Callable[[Request], Awaitable[M]] = read
     return Depends(dependency)
@@ -51,11 +60,13 @@ def parse_json(body: bytes, content_type: str | None) -> dict[str, Any]:
     try:
         parsed = json.loads(text)
     except RecursionError:
-        raise ClientError("the body is nested too deeply") from None
+        raise ClientError(f"the body is nested deeper than {limits.JSON_DEPTH.value} levels; flatten it") from None
     except ValueError as err:  # also a number with more digits than Python converts
         raise ClientError(f"the body is not valid JSON: {err}") from None
     if not isinstance(parsed, dict):
         raise ClientError(f"the body is {_kind(parsed)}; send a JSON object")
+    if text.count("[") + text.count("{") > limits.JSON_DEPTH.value:  # otherwise it cannot be
+        _check_depth(parsed)
     if "\\u" in text:
         _refuse_surrogates(parsed)
     return parsed
@@ -65,6 +76,21 @@ def _kind(value: object) -> str:
     if value is None:
         return "null"
     return "a list" if isinstance(value, list) else f"a {type(value).__name__}"
+
+
+def _check_depth(parsed: dict[str, Any]) -> None:
+    """Deep values break what walks them: schemas, templates, encoders. Level by level, so that this does not."""
+    level: list[Any] = [(name, value) for name, value in parsed.items() if isinstance(value, dict | list)]
+    for _ in range(1, limits.JSON_DEPTH.value):
+        level = [
+            (field, inner)
+            for field, value in level
+            for inner in (value.values() if isinstance(value, dict) else value)
+            if isinstance(inner, dict | list)
+        ]
+    if level:
+        field = level[0][0]
+        raise ClientError(f"{field} is nested deeper than {limits.JSON_DEPTH.value} levels; flatten it", param=field)
 
 
 def _refuse_surrogates(parsed: dict[str, Any]) -> None:

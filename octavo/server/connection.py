@@ -3,16 +3,18 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from octavo import limits
 from octavo.errors import ClientError
-from octavo.server.errors import failure
+from octavo.server.errors import HeadersTooLargeError, failure
 
-HEADER_TIMEOUT_S = 20.0
+HEADER_TIMEOUT_S = float(limits.HEADER_SECONDS.default)
 """A connection on which a request does not come about for this long, or a header for this long, is closed."""
 
 
@@ -55,6 +57,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._header_timer: asyncio.TimerHandle | None = None
+        self._num_header_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Begin to wait for the first request."""
@@ -63,9 +66,14 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def data_received(self, data: bytes) -> None:
         """Stop waiting once a request has come about; a part of one on a kept connection begins a wait."""
+        if not self._in_request():  # not every parser has a bound of its own
+            self._num_header_bytes += len(data)
         super().data_received(data)
         if self._in_request():
+            self._num_header_bytes = 0
             self._stop_waiting()
+        elif self._num_header_bytes > 2 * limits.HEADER_BYTES.value:
+            self._refuse(HeadersTooLargeError(f"the headers are larger than {limits.HEADER_BYTES.value} bytes"))
         elif self._header_timer is None:
             self._await_request()
 
@@ -82,9 +90,13 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def send_400_response(self, msg: str) -> None:
         """Answer bytes that are not an HTTP request."""
+        self._refuse(ClientError(msg))
+
+    def _refuse(self, err: ClientError) -> None:
         if not (self._in_request() and self.cycle.response_started):
-            body = failure(ClientError(msg)).json()
-            head = "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
+            body = failure(err).json()
+            status = f"{err.status} {HTTPStatus(err.status).phrase}"
+            head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\nconnection: close\r\n"
             self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         self.transport.close()
 

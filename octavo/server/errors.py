@@ -33,6 +33,13 @@ class TooLargeError(ClientError):
     type = "RequestTooLargeError"
 
 
+class HeadersTooLargeError(ClientError):
+    """More, or longer, headers than a request may have."""
+
+    status = 431
+    type = "HeadersTooLargeError"
+
+
 class ContentTypeError(ClientError):
     """The body is not declared as JSON."""
 

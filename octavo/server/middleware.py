@@ -11,14 +11,17 @@ from collections.abc import Collection
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from octavo import limits
 from octavo.errors import ClientError
-from octavo.server.errors import AuthenticationError, SlowBodyError, TooLargeError, failure
+from octavo.server.errors import AuthenticationError, HeadersTooLargeError, SlowBodyError, TooLargeError, failure
 from octavo.server.metrics import HttpMetrics
+from octavo.server.unknown_fields import HEADER as IGNORED_FIELDS
+from octavo.server.unknown_fields import header_value
 
 OPEN_PATHS = frozenset(["/health", "/livez", "/readyz", "/ping", "/metrics", "/version"])
 """Routes that need no key."""
 
-BODY_TIMEOUT_S = 60.0
+BODY_TIMEOUT_S = float(limits.BODY_SECONDS.default)
 """A body that takes longer than this to arrive is given up, so that slow clients hold no memory for long."""
 
 REQUEST_ID = re.compile(rb"[!-~]{1,128}")
@@ -29,8 +32,10 @@ def header(scope: Scope, name: bytes) -> bytes | None:
     return next((value for key, value in scope["headers"] if key == name), None)
 
 
-class RequestId:
-    """Takes X-Request-Id into `request.state.request_id`, and returns it to those who sent one (or to all)."""
+class AnswerHeaders:
+    """Takes X-Request-Id into `request.state.request_id`, and returns it to those who sent one (or to all). Names the
+    fields of the body that were ignored (`request.state.ignored_fields`).
+    """
 
     def __init__(self, app: ASGIApp, always: bool) -> None:
         self._app = app
@@ -43,16 +48,37 @@ class RequestId:
         if given is None or not REQUEST_ID.fullmatch(given):
             given = None
         request_id = given or (uuid.uuid4().hex.encode() if self._always else None)
-        if request_id is None:
-            return await self._app(scope, receive, send)
-        scope.setdefault("state", {})["request_id"] = request_id.decode()
+        state = scope.setdefault("state", {})
+        if request_id is not None:
+            state["request_id"] = request_id.decode()
 
-        async def send_with_id(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+                added = [] if request_id is None else [(b"x-request-id", request_id)]
+                if ignored := state.get("ignored_fields"):
+                    added.append((IGNORED_FIELDS.lower().encode(), header_value(ignored).encode()))
+                message["headers"] = [*message["headers"], *added]
             await send(message)
 
-        return await self._app(scope, receive, send_with_id)
+        return await self._app(scope, receive, send_with_headers)
+
+
+class HeaderLimits:
+    """Answers 431 to requests with more, or longer, headers than `octavo.limits` has."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = scope.get("headers", ())
+        try:
+            limits.HEADERS.check("the request", len(headers))
+            limits.HEADER_BYTES.check("the request", sum(len(name) + len(value) for name, value in headers))
+        except ClientError as err:
+            if scope["type"] != "http":
+                return await send({"type": "websocket.close", "code": 1008})
+            return await failure(HeadersTooLargeError(err.message)).response()(scope, receive, send)
+        return await self._app(scope, receive, send)
 
 
 class KeyCheck:

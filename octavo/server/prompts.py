@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, TypeVar
 
+from octavo import limits
 from octavo.errors import ClientError
 from octavo.tokenizer.chat_messages import joined_parts, plain_messages
 from octavo.tokenizer.chat_template import ChatTemplate
@@ -16,8 +17,6 @@ T = TypeVar("T")
 LONG_TEXT_CHARS = 4000
 """Shorter texts are tokenized where they are: it takes less time than handing them over."""
 
-MAX_PROMPTS = 1024
-
 
 class Prompt(NamedTuple):
     """One prompt. `text` is None when it was sent as ids."""
@@ -25,9 +24,13 @@ class Prompt(NamedTuple):
     text: str | None
     token_ids: list[int]
 
+    def read_text(self, tokenizer: Tokenizer) -> str:
+        """The text as the model gets it, special tokens spelled out."""
+        return tokenizer.decode(self.token_ids, skip_special_tokens=False)
+
 
 class Conversation(NamedTuple):
-    """What a chat template is rendered from."""
+    """What a chat template is rendered from. `template` is one to use instead of the model's."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
@@ -35,6 +38,8 @@ class Conversation(NamedTuple):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     variables: Mapping[str, Any] = {}
+    template: str | None = None
+    add_special_tokens: bool = False
 
     @property
     def last_text(self) -> str:
@@ -58,6 +63,7 @@ class PromptReader:
         self._knows_developer = any("developer" in source for source in tokenizer.chat_templates.values())
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
+        self._compiled = lru_cache(maxsize=16)(template.with_source)  # of requests
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
 
     async def completion(self, prompt: object, add_special_tokens: bool, *, bounded: bool) -> list[Prompt]:
@@ -97,15 +103,19 @@ class PromptReader:
             messages = [{**m, "role": "system"} if m.get("role") == "developer" else m for m in messages]
 
         def render() -> list[int]:
-            return self._template.render_ids(
+            template = self._template if conversation.template is None else self._compiled(conversation.template)
+            return template.render_ids(
                 messages,
                 tools=conversation.tools,
                 documents=conversation.documents,
                 add_generation_prompt=conversation.add_generation_prompt,
                 continue_final_message=conversation.continue_final_message,
                 chat_template_kwargs=conversation.variables,
+                add_special_tokens=conversation.add_special_tokens,
             )
 
+        if conversation.template is not None:  # to compile and try it takes time
+            return await self._in_thread(render)
         num_chars = sum(len(str(message.get("content"))) for message in messages)
         token_ids = await self._run(num_chars, render, bounded)
         if not token_ids:
@@ -140,7 +150,10 @@ class PromptReader:
                 )
             return work()
 
-        return await asyncio.get_running_loop().run_in_executor(self._threads, checked)
+        return await self._in_thread(checked)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     @cached_property
     def _longest_token(self) -> int:
@@ -169,8 +182,8 @@ def _split(prompt: object) -> list[str | list[Any]]:
     if isinstance(prompt, str):
         return [prompt]
     if isinstance(prompt, list) and prompt:
-        if len(prompt) > MAX_PROMPTS and isinstance(prompt[0], str | list):
-            raise ClientError(f"{len(prompt)} prompts in one request but the limit is {MAX_PROMPTS}", param="prompt")
+        if isinstance(prompt[0], str | list):
+            limits.PROMPTS.check("prompt", len(prompt))
         if all(isinstance(one, str) for one in prompt) or all(isinstance(one, list) for one in prompt):
             return prompt
         if not any(isinstance(one, str | list) for one in prompt):

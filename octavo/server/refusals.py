@@ -2,6 +2,7 @@
 
 from typing import Any, NoReturn
 
+from octavo import limits
 from octavo.errors import ClientError, UnsupportedError
 from octavo.server.requests import ChatRequest, EngineBody, GenerationRequest
 
@@ -33,10 +34,8 @@ REFUSED: dict[str, str] = {
     "logprob_token_ids": "logprobs of chosen ids are not supported by this version; use logprobs",
     "kv_transfer_params": "KV transfer is not supported by this version",
     "ec_transfer_params": "encoder transfer is not supported by this version",
-    "return_prompt_text": "the rendered prompt is not returned; send echo, or return_token_ids and /detokenize",
     "routed_experts_prompt_start": "routed experts are not reported by this version",
     "vllm_xargs": "custom arguments are not supported by this version",
-    "chat_template": "a template in a request is not trusted; start the server with --chat-template",
 }
 """Field -> why not, and what to do instead. Null, false and empty values ask for nothing and pass."""
 
@@ -44,8 +43,12 @@ TEMPLATE_ARGUMENTS = ("chat_template", "tokenize", "return_dict", "return_tensor
 """Names that `chat_template_kwargs` must not carry past the checks above."""
 
 
+CHECKED = ("best_of", "modalities", "response_format")
+"""Further fields that no model declares and that are looked at here."""
+
+
 def check_supported(body: GenerationRequest) -> None:
-    """Refuse what is not there.
+    """Refuse what is too much, or not there.
 
     Raises:
         UnsupportedError, ClientError: `param` names the field.
@@ -72,12 +75,28 @@ def check_refused(body: EngineBody) -> None:
 
 def check_chat(body: ChatRequest) -> None:
     """The rules that only chat has."""
+    limits.MESSAGES.check("messages", len(body.messages))
+    limits.TOOLS.check("tools", len(body.tools or ()))
+    limits.DOCUMENTS.check("documents", len(body.documents or ()))
     if body.top_logprobs is not None and not body.logprobs:
         raise ClientError("top_logprobs needs logprobs: true", param="top_logprobs")
     for name in TEMPLATE_ARGUMENTS:
         if name in (body.chat_template_kwargs or {}):
             raise ClientError(f"chat_template_kwargs must not hold {name}", param="chat_template_kwargs")
     _check_tools(body)
+
+
+def check_template(template: str | None, trusted: bool) -> None:
+    """Refuse a template that a request brings, unless --trust-request-chat-template says that it may."""
+    if not template:
+        return
+    if not trusted:
+        raise UnsupportedError(
+            "chat_template: a template in a request is not trusted; start the server with --chat-template, or with "
+            "--trust-request-chat-template",
+            param="chat_template",
+        )
+    limits.TEMPLATE_CHARACTERS.check("chat_template", len(template))
 
 
 def _check_response_format(wanted: Any) -> None:

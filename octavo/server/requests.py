@@ -1,13 +1,14 @@
 """What the routes accept: the fields of OpenAI's API and vLLM's extras. Declares and bounds; knows no engine.
 
-Unknown fields are ignored. A field that asks for something this version does not do is refused (`refusals.py`).
+A field that asks for something this version does not do is refused (`refusals.py`); one that nobody knows is named in
+the answer's headers, or refused (`unknown_fields.py`).
 """
 
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-MAX_STOP_STRINGS = 16
+from octavo.limits import INT64_MAX, INT64_MIN
 
 
 def _not_bool(value: Any) -> Any:
@@ -17,12 +18,14 @@ def _not_bool(value: Any) -> Any:
     return value
 
 
-Int = Annotated[int, BeforeValidator(_not_bool)]
+Int = Annotated[int, BeforeValidator(_not_bool), Field(ge=INT64_MIN, le=INT64_MAX)]
 Float = Annotated[float, BeforeValidator(_not_bool)]
 
 
 class Body(BaseModel):
     """A JSON object in which null means: not said."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False, hide_input_in_errors=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -40,11 +43,10 @@ class StreamOptions(Body):
 class EngineBody(Body):
     """What every request for generated tokens may say, whatever else its route knows."""
 
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False, hide_input_in_errors=True)
-
     model: str | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
+    stream_interval: Int | None = Field(None, ge=1)
     priority: Int | None = None
     cache_salt: str | None = Field(None, min_length=1, max_length=128, pattern=r"^[^@/\\\x00]+$")
     request_id: str | None = Field(None, min_length=1, max_length=128, pattern=r"^[!-~]+$")
@@ -80,6 +82,7 @@ class GenerationRequest(EngineBody):
     echo: bool | None = False
     return_tokens_as_token_ids: bool | None = False
     return_token_ids: bool | None = False
+    return_prompt_text: bool | None = False
 
     @property
     def token_limit(self) -> int | None:
@@ -107,7 +110,9 @@ class ChatRequest(GenerationRequest):
     reasoning_effort: str | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
+    add_special_tokens: bool = False
     documents: list[dict[str, Any]] | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -122,16 +127,15 @@ class GenerateRequest(EngineBody):
 class TokenizeRequest(Body):
     """Body of /tokenize: `prompt`, or `messages` as for chat."""
 
-    model_config = ConfigDict(extra="allow")
-
     model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    add_special_tokens: bool = True
+    add_special_tokens: bool | None = None
     return_token_strs: bool | None = False
 
 

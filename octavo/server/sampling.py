@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from octavo.errors import ClientError
+from octavo import limits
 from octavo.sampling_params import SamplingParams
-from octavo.server.requests import MAX_STOP_STRINGS, ChatRequest, CompletionRequest, GenerationRequest
+from octavo.server.requests import ChatRequest, CompletionRequest, GenerationRequest
 
 DEFAULT_COMPLETION_TOKENS = 16
 
@@ -15,9 +15,6 @@ SAME_NAME = (
     "prompt_logprobs", "skip_special_tokens", "spaces_between_special_tokens", "logit_bias", "allowed_token_ids",
 )  # fmt: skip
 """Fields that are parameters as they are."""
-
-MAX_BAD_WORDS = 128
-MAX_CHOICES = 16384
 
 
 def completion_params(body: CompletionRequest, defaults: Mapping[str, Any], room: int) -> SamplingParams:
@@ -53,20 +50,23 @@ def chat_params(body: ChatRequest, defaults: Mapping[str, Any], room: int) -> Sa
 
 def check_num_choices(num_prompts: int, n: int) -> None:
     """Bound what one request may start."""
-    if num_prompts * n > MAX_CHOICES:
-        raise ClientError(f"{num_prompts} prompts with n {n} are more than {MAX_CHOICES} choices; lower n", param="n")
+    limits.CHOICES.check("n", num_prompts * n)
 
 
-def check_sequences(stop: str | list[str] | None, bad_words: list[str] | None) -> None:
-    """Bound the texts that are searched for at every token."""
-    if isinstance(stop, list) and len(stop) > MAX_STOP_STRINGS:
-        raise ClientError(f"stop has {len(stop)} strings but the limit is {MAX_STOP_STRINGS}", param="stop")
-    if len(bad_words or ()) > MAX_BAD_WORDS:
-        raise ClientError(f"bad_words has {len(bad_words or ())} but the limit is {MAX_BAD_WORDS}", param="bad_words")
+def check_sizes(asked: GenerationRequest | SamplingParams) -> None:
+    """Bound what is looked at for every token."""
+    stop = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
+    limits.STOP_STRINGS.check("stop", len(stop))
+    limits.STOP_CHARACTERS.check("stop", max(map(len, stop), default=0))
+    limits.STOP_TOKEN_IDS.check("stop_token_ids", len(asked.stop_token_ids or ()))
+    limits.BAD_WORDS.check("bad_words", len(asked.bad_words or ()))
+    limits.BAD_WORD_CHARACTERS.check("bad_words", max(map(len, asked.bad_words or ()), default=0))
+    limits.LOGIT_BIAS.check("logit_bias", len(asked.logit_bias or ()))
+    limits.ALLOWED_TOKEN_IDS.check("allowed_token_ids", len(asked.allowed_token_ids or ()))
 
 
 def _same_name(body: GenerationRequest, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    check_sequences(body.stop, body.bad_words)
+    check_sizes(body)
     asked = {name: getattr(body, name) for name in SAME_NAME}
     values = {name: value if value is not None else defaults.get(name) for name, value in asked.items()}
     return {name: value for name, value in values.items() if value is not None}

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 import jinja2
 import jinja2.ext
@@ -24,13 +24,14 @@ from jinja2 import nodes
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from octavo import limits
 from octavo.errors import ClientError
 from octavo.tokenizer.chat_messages import joined_parts, plain_messages, typed_parts
 from octavo.tokenizer.tokenizer import Tokenizer
 
-MAX_CHARACTERS = 1 << 25
+MAX_CHARACTERS = limits.RENDERED_CHARACTERS.default
 """Largest text a template may produce; the largest contexts are a tenth of this."""
-MAX_SECONDS = 10.0
+MAX_SECONDS = float(limits.RENDER_SECONDS.default)
 """Longest time a template may run."""
 PROBE_SECONDS = 0.5
 """The same for the trial runs that find out what a template can read."""
@@ -39,6 +40,8 @@ PROBE_SECONDS = 0.5
 # or escaping filter touches it.
 _END_MARK = "\ue0c0octavo:end\ue0c1"
 _PROBE = "octavo-probe"
+ContentFormat = Literal["auto", "string", "openai"]
+
 _RESERVED = frozenset(["messages", "tools", "documents", "add_generation_prompt"])
 
 
@@ -48,13 +51,25 @@ class ChatTemplate:
     Args:
         source: jinja text, or texts by name; None for a model without one, which is an error only once it is used.
         tokenizer: encodes the text and names the special tokens.
+        content_format: "string" gives the template every content as one string, "openai" as a list of parts; "auto"
+            finds out which it reads.
+        variables: what the template gets where a conversation does not say otherwise.
 
     Attributes:
         error: what is wrong with the template, None if it compiles. Lets a start-up refuse a template of the user's.
     """
 
-    def __init__(self, source: str | Mapping[str, str] | None, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        source: str | Mapping[str, str] | None,
+        tokenizer: Tokenizer,
+        *,
+        content_format: ContentFormat = "auto",
+        variables: Mapping[str, Any] | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
+        self._content_format = content_format
+        self._variables = dict(variables or {})
         self.error: str | None = None
         self._templates: dict[str, _Compiled] = {}
         named = {"default": source} if isinstance(source, str) else dict(source or {})
@@ -62,13 +77,30 @@ class ChatTemplate:
             self.error = "the model has no chat template; start with --chat-template FILE, or use /v1/completions"
         for name, text in named.items():
             try:
-                self._templates[name] = _Compiled(text, tokenizer.special_tokens)
+                self._templates[name] = _Compiled(text, tokenizer.special_tokens, content_format)
             except jinja2.TemplateSyntaxError as err:
                 self.error = f"the chat template is not valid jinja: line {err.lineno}: {err.message}"
 
-    def render_ids(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> list[int]:
-        """Token ids of the prompt; takes what `render` takes."""
-        return self.tokenizer.encode(self.render(messages, **options), add_special_tokens=False)
+    def with_source(self, source: str) -> "ChatTemplate":
+        """Another template, used in the same way.
+
+        Raises:
+            ClientError: it does not compile.
+        """
+        made = ChatTemplate(source, self.tokenizer, content_format=self._content_format, variables=self._variables)
+        if made.error is not None:
+            raise ClientError(made.error, param="chat_template")
+        return made
+
+    def render_ids(
+        self, messages: Sequence[Mapping[str, Any]], /, *, add_special_tokens: bool = False, **options: Any
+    ) -> list[int]:
+        """Token ids of the prompt; takes what `render` takes.
+
+        Args:
+            add_special_tokens: also those that the tokenizer adds to a plain text, whatever the template wrote.
+        """
+        return self.tokenizer.encode(self.render(messages, **options), add_special_tokens=add_special_tokens)
 
     def render(
         self,
@@ -96,7 +128,7 @@ class ChatTemplate:
             ClientError: there is no usable template, the template refuses the conversation, or the options do not
                 fit; `param` names the field.
         """
-        variables = _plain("chat_template_kwargs", {**(chat_template_kwargs or {}), **kwargs})
+        variables = _plain("chat_template_kwargs", {**self._variables, **(chat_template_kwargs or {}), **kwargs})
         _check_options(variables, add_generation_prompt, continue_final_message)
         template = self._choose(tools)
         conversation = plain_messages(messages)
@@ -124,17 +156,22 @@ class ChatTemplate:
 class _Compiled:
     """One template: how it wants content, and how it runs."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(self, source: str, special_tokens: Mapping[str, str], content_format: ContentFormat) -> None:
         self._template = _ENVIRONMENT.from_string(source)
         self._special_tokens = dict(special_tokens)
+        self._content_format = content_format
         self._roles_with_parts: dict[str, bool] = {}
-        self._takes_text = self._comes_through("user", _PROBE) or not self._takes_parts("user")
+        self._takes_text = (
+            content_format != "auto" or self._comes_through("user", _PROBE) or not self._takes_parts("user")
+        )
 
     def shaped(self, conversation: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The conversation with every content in a form the template can read."""
         return [self._shaped(message) for message in conversation]
 
     def _shaped(self, message: dict[str, Any]) -> dict[str, Any]:
+        if self._content_format != "auto":
+            return joined_parts(message) if self._content_format == "string" else typed_parts(message)
         if not self._takes_text:
             return typed_parts(message)
         content = message["content"]

@@ -13,7 +13,7 @@ from octavo.server.body import body_schema, json_body
 from octavo.server.generation import Cursor, Delta, Work
 from octavo.server.logprobs import chat_logprobs, prompt_logprobs
 from octavo.server.prompts import Conversation, Prompt, truncate
-from octavo.server.refusals import check_chat, check_supported
+from octavo.server.refusals import check_chat, check_supported, check_template
 from octavo.server.requests import ChatRequest
 from octavo.server.responses import (
     ChatChoice,
@@ -49,6 +49,7 @@ async def _answer(request: Request, body: ChatRequest) -> Response:
     serving.check_model(body.model)
     check_supported(body)
     check_chat(body)
+    check_template(body.chat_template, lifecycle.server.trust_request_chat_template)
     conversation, limit = conversation_of(body), serving.config.max_model_len
     token_ids = await serving.prompts.chat(conversation, bounded=body.truncate_prompt_tokens is None)
     prompt = truncate(Prompt(None, token_ids), body.truncate_prompt_tokens, body.truncation_side, limit)
@@ -74,6 +75,8 @@ def conversation_of(body: ChatRequest) -> Conversation:
         add_generation_prompt=not body.continue_final_message if asks is None else asks,
         continue_final_message=body.continue_final_message,
         variables=variables,
+        template=body.chat_template or None,
+        add_special_tokens=body.add_special_tokens,
     )
 
 
@@ -119,6 +122,8 @@ class ChatForm:
         )
         if body.return_token_ids:
             made.prompt_token_ids = self._work.prompts[0].token_ids
+        if body.return_prompt_text:
+            made.prompt_text = self._work.prompts[0].read_text(self._tokenizer)
         if body.prompt_logprobs is not None and output.prompt_logprobs is not None:
             made.prompt_logprobs = prompt_logprobs(self._tokenizer, output.prompt_logprobs)
         return made
@@ -139,6 +144,8 @@ class ChatForm:
         chunk = self._chunk(ChatChunkChoice(index=index, delta=ChatDelta(self._role, self._prefix)))
         if self._body.return_token_ids:
             chunk.prompt_token_ids = self._work.prompts[0].token_ids
+        if self._body.return_prompt_text:
+            chunk.prompt_text = self._work.prompts[0].read_text(self._tokenizer)
         return chunk
 
     def _choice(self, index: int, delta: Delta, logprobs: ChatLogprobs | None) -> ChatChunkChoice:

@@ -134,6 +134,9 @@ class _ChoiceWriter:
             seed=delta.seed if delta.finish_reason is not None else UNSET,
             token_ids=delta.token_ids if self._body.return_token_ids else UNSET,
             prompt_token_ids=self._prompt.token_ids if begins and self._body.return_token_ids else UNSET,
+            prompt_text=(
+                self._prompt.read_text(self._tokenizer) if begins and self._body.return_prompt_text else UNSET
+            ),
         )
 
     def _echo(self, output: RequestOutput, logprobs: CompletionLogprobs | None) -> str:

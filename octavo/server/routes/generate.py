@@ -21,7 +21,7 @@ from octavo.server.prompts import Prompt
 from octavo.server.refusals import check_refused
 from octavo.server.requests import GenerateRequest
 from octavo.server.responses import ChatLogprobs, Generation, GenerationChoice, Usage
-from octavo.server.sampling import check_sequences
+from octavo.server.sampling import check_sizes
 from octavo.server.serving import lifecycle_of
 from octavo.tokenizer.tokenizer import Tokenizer
 
@@ -81,7 +81,7 @@ def read_sampling_params(given: dict[str, Any], *, with_text: bool) -> SamplingP
         params = msgspec.convert(said, SamplingParams, str_keys=True)
     except msgspec.ValidationError as err:
         raise ClientError(f"sampling_params: {err}", param="sampling_params") from None
-    check_sequences(params.stop, params.bad_words)
+    check_sizes(params)
     return params
 
 

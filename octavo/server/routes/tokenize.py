@@ -5,6 +5,7 @@ from fastapi import APIRouter, Request, Response
 from octavo.errors import ClientError
 from octavo.server.body import body_schema, json_body
 from octavo.server.prompts import Conversation
+from octavo.server.refusals import check_template
 from octavo.server.requests import DetokenizeRequest, TokenizeRequest
 from octavo.server.responses import Text, Tokens, json_response
 from octavo.server.serving import lifecycle_of
@@ -15,8 +16,10 @@ router = APIRouter()
 @router.post("/tokenize", openapi_extra=body_schema(TokenizeRequest))
 async def tokenize(request: Request, body: TokenizeRequest = json_body(TokenizeRequest)) -> Response:
     """Ids of a text, or of a conversation as chat would render it."""
-    serving = lifecycle_of(request).serving()
+    lifecycle = lifecycle_of(request)
+    serving = lifecycle.serving()
     serving.check_model(body.model)
+    check_template(body.chat_template, lifecycle.server.trust_request_chat_template)
     if (body.prompt is None) == (body.messages is None):
         raise ClientError("send either prompt or messages", param="prompt")
     if body.messages is not None:
@@ -28,10 +31,12 @@ async def tokenize(request: Request, body: TokenizeRequest = json_body(TokenizeR
                 add_generation_prompt=not body.continue_final_message if asks is None else asks,
                 continue_final_message=body.continue_final_message,
                 variables=body.chat_template_kwargs or {},
+                template=body.chat_template or None,
+                add_special_tokens=bool(body.add_special_tokens),
             )
         )
     else:
-        token_ids = await serving.prompts.encode(body.prompt or "", body.add_special_tokens)
+        token_ids = await serving.prompts.encode(body.prompt or "", body.add_special_tokens is not False)
     tokenizer = serving.prompts.tokenizer
     texts = [tokenizer.id_to_token(token_id) or "" for token_id in token_ids] if body.return_token_strs else None
     limit = serving.config.max_model_len

@@ -1,0 +1,102 @@
+"""No field is dropped without a word: it works, is refused, is named in a header, or is known to do nothing."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.config import ServerConfig
+from octavo.server.refusals import REFUSED
+from octavo.server.requests import ChatRequest, CompletionRequest
+from octavo.server.unknown_fields import HEADER, WITHOUT_EFFECT
+from tests.server.world import World, assert_refused, serve_app
+
+USER = {"role": "user", "content": "hi"}
+
+CHAT_FIELDS = [
+    "messages", "model", "frequency_penalty", "presence_penalty", "logit_bias", "logprobs", "top_logprobs",
+    "max_tokens", "max_completion_tokens", "n", "response_format", "seed", "stop", "stream", "stream_options",
+    "temperature", "top_p", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "user",
+    "use_beam_search", "top_k", "min_p", "repetition_penalty", "length_penalty", "stop_token_ids",
+    "include_stop_str_in_output", "ignore_eos", "min_tokens", "skip_special_tokens", "spaces_between_special_tokens",
+    "truncate_prompt_tokens", "truncation_side", "prompt_logprobs", "logprob_token_ids", "allowed_token_ids",
+    "bad_words", "thinking_token_budget", "repetition_detection", "watermarking", "echo", "add_generation_prompt",
+    "continue_final_message", "add_special_tokens", "documents", "chat_template", "chat_template_kwargs",
+    "mm_processor_kwargs", "media_io_kwargs", "structured_outputs", "priority", "request_id", "session_id",
+    "include_reasoning", "return_tokens_as_token_ids", "return_token_ids", "return_prompt_text", "cache_salt",
+    "kv_transfer_params", "ec_transfer_params", "vllm_xargs", "stream_interval", "routed_experts_prompt_start",
+    "guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding_backend",
+    "guided_whitespace_pattern", "best_of", "logits_processors", "functions", "function_call", "audio", "modalities",
+    "web_search_options", "prediction", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key",
+]  # fmt: skip
+"""What OpenAI and vLLM document for chat, present and past."""
+
+COMPLETION_FIELDS = [
+    "prompt", "prompt_embeds", "suffix", "echo", "logprobs", "max_tokens", "n", "best_of", "model", "stream", "stop",
+    "seed", "temperature", "top_p", "user", "logit_bias", "presence_penalty", "frequency_penalty", "add_special_tokens",
+]  # fmt: skip
+
+HELD_BY_VALUE = {
+    "best_of", "modalities", "store", "service_tier", "length_penalty", "response_format", "include_reasoning",
+}  # fmt: skip
+"""Fields of which some values ask for what happens anyway."""
+
+
+@pytest.mark.parametrize(("model", "fields"), [(ChatRequest, CHAT_FIELDS), (CompletionRequest, COMPLETION_FIELDS)])
+def test_every_documented_field_has_a_place(model: Any, fields: list[str]) -> None:
+    known = model.model_fields.keys() | REFUSED.keys() | WITHOUT_EFFECT.keys() | HELD_BY_VALUE
+    assert [field for field in fields if field not in known] == []
+
+
+@pytest.fixture(scope="module")
+def strict(script_folder: Path) -> Iterator[World]:
+    """A server with --strict-fields."""
+    with serve_app(script_folder, ServerConfig(strict_fields=True, disable_log_stats=True)) as world:
+        yield world
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_unknown_field_is_named_in_a_header(script: World, stream: bool) -> None:
+    body = {"prompt": "hi", "max_tokens": 1, "stream": stream}
+    assert HEADER not in script.post("/v1/completions", **body, user="me", metadata={"a": "b"}).headers
+    response = script.post("/v1/completions", **body, temprature=0, extra_body={"x": 1}, nothing=None)
+    assert response.status_code == 200 and response.headers[HEADER] == "temprature, extra_body"
+    nested = script.post("/v1/completions", **{**body, "stream": True, "stream_options": {"include_usge": True}})
+    assert nested.headers[HEADER] == "stream_options.include_usge"
+
+
+def test_a_name_that_no_header_can_hold_is_written_in_escapes_and_cut(script: World) -> None:
+    response = script.post("/v1/completions", prompt="hi", max_tokens=1, **{"é\r\nX-Evil: 1": 1, "n" * 500: 1})
+    first, second = response.headers[HEADER].split(", ")
+    assert first == "%C3%A9%0D%0AX-Evil%3A%201" and len(second) == 64 and "x-evil" not in response.headers
+    many = script.post("/v1/completions", prompt="hi", max_tokens=1, **{f"f{i}": i for i in range(5000)})
+    assert many.headers[HEADER].endswith("f19, and 4980 more")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("store", True), ("service_tier", "flex"), ("length_penalty", 2), ("detokenize", False)]
+)
+def test_a_value_that_asks_for_more_than_there_is_is_named(script: World, field: str, value: Any) -> None:
+    body = {"messages": [USER], "max_tokens": 1}
+    assert script.post("/v1/chat/completions", **body, **{field: value}).headers[HEADER] == field
+    for plain in (False, "default", 1.0, True):
+        if (field, plain) in [("store", False), ("service_tier", "default"), ("length_penalty", 1.0)]:
+            assert HEADER not in script.post("/v1/chat/completions", **body, **{field: plain}).headers
+
+
+def test_strict_fields_refuses_what_is_unknown_and_nothing_else(strict: World) -> None:
+    for path, body in (
+        ("/v1/completions", {"prompt": "hi"}),
+        ("/v1/chat/completions", {"messages": [USER]}),
+        ("/tokenize", {"prompt": "hi"}),
+        ("/detokenize", {"tokens": [5]}),
+    ):
+        error = assert_refused(strict.post(path, **body, temprature=0, other=1), param="temprature")
+        assert "'other'" in error["message"] and "--strict-fields" in error["message"]
+        assert error["code"] == "unknown_field"
+        strict.ok(path, **body, temprature=None)
+    strict.ok("/v1/chat/completions", messages=[USER], user="me", store=False, metadata={}, guided_json=None)
+    options = {"include_usage": True, "made_up": 1}
+    response = strict.post("/v1/completions", prompt="hi", stream=True, stream_options=options)
+    assert_refused(response, param="stream_options.made_up")
