@@ -176,6 +176,9 @@ class ServerConfig:
     """Port to listen on; 0 takes a free one."""
     api_key: tuple[str, ...] = option((), repeated=True)
     """Keys a client may present; every route but health, metrics and version then needs one. Also OCTAVO_API_KEY."""
+    api_key_file: str | None = option(None, metavar="FILE")
+    """Keys by their hashes, as `octavo key new` writes them, each with a name and scopes: infer, admin. Read again on
+    SIGHUP."""
     root_path: str = option("")
     """Prefix under which a proxy publishes the server."""
     allowed_origins: tuple[str, ...] = option((), repeated=True)

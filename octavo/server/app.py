@@ -28,7 +28,7 @@ def build_app(lifecycle: Lifecycle) -> FastAPI:
         app.add_exception_handler(kind, on_error)
     # The last one added is the first to see a request.
     app.add_middleware(WholeBody, max_bytes=server.max_body_bytes)
-    app.add_middleware(KeyCheck, keys=server.api_key)
+    app.add_middleware(KeyCheck, keys=lifecycle.keys)
     app.add_middleware(
         CORSMiddleware,
         allow_origins=server.allowed_origins,

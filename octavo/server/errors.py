@@ -26,6 +26,13 @@ class AuthenticationError(ClientError):
     type = "AuthenticationError"
 
 
+class PermissionDeniedError(ClientError):
+    """A valid key, but not for this."""
+
+    status = 403
+    type = "PermissionDeniedError"
+
+
 class TooLargeError(ClientError):
     """The body is longer than `--max-body-bytes`."""
 

@@ -3,23 +3,37 @@ Plain ASGI, so that a stream is never wrapped in a second task.
 """
 
 import asyncio
-import hmac
 import re
 import time
 import uuid
-from collections.abc import Collection
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo import limits
 from octavo.errors import ClientError
-from octavo.server.errors import AuthenticationError, HeadersTooLargeError, SlowBodyError, TooLargeError, failure
+from octavo.server.errors import (
+    AuthenticationError,
+    HeadersTooLargeError,
+    PermissionDeniedError,
+    SlowBodyError,
+    TooLargeError,
+    failure,
+)
+from octavo.server.keys import KeyRing
+from octavo.server.keys import Scope as KeyScope
 from octavo.server.metrics import HttpMetrics
 from octavo.server.unknown_fields import HEADER as IGNORED_FIELDS
 from octavo.server.unknown_fields import header_value
 
 OPEN_PATHS = frozenset(["/health", "/livez", "/readyz", "/ping", "/metrics", "/version"])
 """Routes that need no key."""
+
+INFER_PREFIXES = ("/v1/", "/v2/", "/inference/", "/tokenize", "/detokenize", "/docs")
+INFER_PATHS = frozenset(["/", "/load", "/openapi.json", "/redoc", "/generate", "/generate_stream", "/info", "/score",
+                         "/rerank", "/classify", "/pooling"])  # fmt: skip
+"""Routes for keys of the scope infer."""
+ADMIN_PATHS = frozenset(["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
+"""Those under the prefixes that change what others get. All paths that are not named here are for admins too."""
 
 BODY_TIMEOUT_S = float(limits.BODY_SECONDS.default)
 """A body that takes longer than this to arrive is given up, so that slow clients hold no memory for long."""
@@ -81,29 +95,52 @@ class HeaderLimits:
         return await self._app(scope, receive, send)
 
 
-class KeyCheck:
-    """Answers 401 to all but `OPEN_PATHS` without one of the keys. Closed by default: new routes are guarded too."""
+def required_scope(path: str) -> KeyScope | None:
+    """The scope that a path needs; None for one that is open. What is not known to be for everybody is for admins."""
+    if path in OPEN_PATHS:
+        return None
+    if path in INFER_PATHS or (path.startswith(INFER_PREFIXES) and path not in ADMIN_PATHS):
+        return KeyScope.INFER
+    return KeyScope.ADMIN
 
-    def __init__(self, app: ASGIApp, keys: Collection[str]) -> None:
+
+class KeyCheck:
+    """Answers 401 to all but `OPEN_PATHS` without a key, and 403 with one that is not good for the path. Closed by
+    default: new routes are guarded too. The key's name goes to `request.state.tenant`.
+    """
+
+    def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
         self._app = app
-        self._keys = [key.encode() for key in keys]
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or not self._keys or self._allowed(scope):
+        err = self._refusal(scope) if self._keys and scope["type"] != "lifespan" else None
+        if err is None:
             return await self._app(scope, receive, send)
         if scope["type"] == "websocket":
             return await send({"type": "websocket.close", "code": 1008})
-        err = AuthenticationError("a valid key is needed; send the header Authorization: Bearer KEY")
         return await failure(err).response()(scope, receive, send)
 
-    def _allowed(self, scope: Scope) -> bool:
+    def _refusal(self, scope: Scope) -> ClientError | None:
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        if scope["type"] == "http" and path in OPEN_PATHS:
-            return True
-        scheme, _, key = (header(scope, b"authorization") or b"").partition(b" ")
-        # Every key is compared, in constant time, so that the time taken tells nothing.
-        matches = [hmac.compare_digest(key.strip(), known) for known in self._keys]
-        return scheme.lower() == b"bearer" and any(matches)
+        needed = required_scope(path)
+        if needed is None and scope["type"] == "http":
+            return None
+        key = self._keys.find(presented_key(scope))
+        if key is None:
+            return AuthenticationError("a valid key is needed; send the header Authorization: Bearer KEY")
+        if needed is not None and needed not in key.scopes:
+            return PermissionDeniedError(f"this key is not good for {path}, which needs the scope {needed}")
+        scope.setdefault("state", {})["tenant"] = key.name
+        return None
+
+
+def presented_key(scope: Scope) -> bytes:
+    """The key in `Authorization: Bearer KEY`, or in x-api-key as Anthropic's clients send it."""
+    scheme, _, key = (header(scope, b"authorization") or b"").partition(b" ")
+    if scheme.lower() == b"bearer":
+        return key.strip()
+    return (header(scope, b"x-api-key") or b"").strip()
 
 
 class WholeBody:

@@ -128,13 +128,14 @@ class _Server:
                 self._engine.close()
 
     async def _serve(self, loading: "asyncio.Task[EngineFacts]") -> int:
+        lifecycle = Lifecycle(self._server)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lifecycle.keys.reload)
         await _first(loading, self._checked.wait(), self._stop.wait())
         if self._stop.is_set():
             return 0
         if loading.done():
             await loading
         open_to_clients(self._sock)
-        lifecycle = Lifecycle(self._server)
         http = make_http_server(build_app(lifecycle), self._server.uvicorn_log_level)
         answering = asyncio.create_task(http.serve([self._sock]), name="http")
         try:

@@ -16,6 +16,7 @@ from octavo.engine.input_processor import default_sampling_params
 from octavo.errors import EngineDeadError, NotFoundError
 from octavo.server.engine import Engine
 from octavo.server.errors import ServiceUnavailableError
+from octavo.server.keys import KeyRing
 from octavo.server.metrics import HttpMetrics, Metrics, ModelFacts
 from octavo.server.prompts import PromptReader
 from octavo.version import VERSION
@@ -66,10 +67,15 @@ class Serving:
 
 
 class Lifecycle:
-    """Owns the server's status; routes ask it for the `Serving`."""
+    """Owns the server's status; routes ask it for the `Serving`.
+
+    Raises:
+        ConfigError: the key file cannot be read.
+    """
 
     def __init__(self, server: ServerConfig) -> None:
         self.server = server
+        self.keys = KeyRing(server.api_key, server.api_key_file)
         self.http_metrics = HttpMetrics()
         self._serving: Serving | None = None
         self._draining = False

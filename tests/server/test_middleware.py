@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
+from octavo.server.keys import KeyRing
 from octavo.server.middleware import KeyCheck, WholeBody
 from tests.server.world import strict_json
 
@@ -80,7 +81,7 @@ def test_a_client_that_leaves_in_the_middle_is_not_answered() -> None:
 
 
 def test_a_socket_without_a_key_is_closed() -> None:
-    app = KeyCheck(echo, ["k"])
+    app = KeyCheck(echo, KeyRing(["k"]))
     sent = call(app, pieces(), type="websocket")
     assert sent == [{"type": "websocket.close", "code": 1008}]
     headers = [(b"authorization", b"Bearer k")]
@@ -88,7 +89,7 @@ def test_a_socket_without_a_key_is_closed() -> None:
 
 
 def test_probes_are_open_behind_a_root_path_too() -> None:
-    app = KeyCheck(echo, ["k"])
+    app = KeyCheck(echo, KeyRing(["k"]))
     for path, status in (("/api/health", 200), ("/health", 200), ("/api/v1/models", 401), ("/healthx", 401)):
         sent = call(app, pieces(piece(b"", False)), path=path, root_path="/api")
         assert sent[0]["status"] == status, path

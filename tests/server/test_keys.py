@@ -1,0 +1,138 @@
+"""API keys: hashes, scopes, the file, and what a key of each scope may do."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from octavo.cli import main
+from octavo.config import ServerConfig
+from octavo.errors import ConfigError
+from octavo.server.app import build_app
+from octavo.server.keys import Key, KeyRing, Scope, hashed, new_key
+from octavo.server.middleware import required_scope
+from octavo.server.serving import Lifecycle
+from tests.server.world import World, assert_refused, serve_app, wait_for
+
+PROBES = {"/health", "/livez", "/readyz", "/ping", "/metrics", "/version"}
+ADMINS: set[str] = set()
+"""Routes that only keys of the scope admin reach; a new one has to be written down here, or be for everybody."""
+
+
+def test_a_key_is_remembered_by_its_salted_hash_only() -> None:
+    key = new_key()
+    first, second = hashed("a", key, [Scope.INFER]), hashed("a", key, [Scope.INFER])
+    assert first.matches(key.encode()) and not first.matches(key.encode() + b"x") and not first.matches(b"")
+    assert first.digest != second.digest and key not in first.line() and len(key) > 50 and new_key() != key
+
+
+def test_a_file_of_keys_is_read_and_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"# who\n\n{hashed('ann', 'k1', [Scope.INFER]).line()}\n")
+    ring = KeyRing(["plain"], str(file))
+    found = ring.find(b"k1")
+    assert found is not None and found.name == "ann" and found.scopes == {Scope.INFER}
+    plain = ring.find(b"plain")
+    assert plain is not None and plain.scopes == set(Scope)
+    file.write_text(hashed("bob", "k2", Scope).line())
+    ring.reload()
+    assert ring.find(b"k1") is None and ring.find(b"k2") is not None and ring.find(b"plain") is not None
+    file.write_text("not a line")
+    ring.reload()
+    assert ring.find(b"k2") is not None and "stay as they are" in caplog.text
+    file.write_text("")
+    ring.reload()
+    assert ring and ring.find(b"k2") is None, "an empty file opens nothing"
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["sk-secret", "ann infer", "ann root sha256:00:00", "ann infer md5:" + "00" * 16 + ":" + "00" * 32,
+     "ann infer sha256:" + "00" * 16 + ":00", "ann infer sha256:sk-secret:" + "00" * 32, "ann infer,boss sha256:a:b"],
+)  # fmt: skip
+def test_a_line_that_is_none_stops_the_start_and_is_not_quoted(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"# keys\n{line}\n")
+    with pytest.raises(ConfigError, match="line 2") as caught:
+        KeyRing((), str(file))
+    assert "secret" not in str(caught.value)
+
+
+def test_a_missing_file_and_a_name_twice_stop_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        KeyRing((), str(tmp_path / "none"))
+    file = tmp_path / "keys"
+    file.write_text("\n".join(hashed("ann", key, Scope).line() for key in ("a", "b")))
+    with pytest.raises(ConfigError, match="'ann' twice"):
+        KeyRing((), str(file))
+
+
+def test_the_command_shows_a_key_once_and_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["key", "new", "ann", "--scope", "infer", "admin"]) == 0
+    key, line = (text.split(maxsplit=1)[1] for text in capsys.readouterr().out.splitlines())
+    file = tmp_path / "keys"
+    file.write_text(line)
+    assert main.run(["key", "new", "bob", "--file", str(file)]) == 0
+    second = capsys.readouterr().out.split()[1]
+    ring = KeyRing((), str(file))
+    found = [ring.find(one.encode()) for one in (key, second)]
+    assert [one and (one.name, one.scopes) for one in found] == [("ann", set(Scope)), ("bob", {Scope.INFER})]
+    assert main.run(["key", "new", "a b"]) == 2
+    assert main.run(["key", "new", "cy", "--file", str(tmp_path / "fresh")]) == 0
+    assert (tmp_path / "fresh").stat().st_mode & 0o077 == 0
+
+
+def test_every_route_is_open_for_everybody_or_for_admins_on_purpose() -> None:
+    app = build_app(Lifecycle(ServerConfig()))
+    paths = {path.partition("{")[0] for path in app.openapi()["paths"]} | {"/docs", "/redoc", "/openapi.json"}
+    by_scope = {scope: {path for path in paths if required_scope(path) == scope} for scope in (None, *Scope)}
+    assert by_scope[None] == PROBES
+    assert by_scope[Scope.ADMIN] == ADMINS
+    for path in ("/sleep", "/v1/load_lora_adapter", "/v1", "/x", "//v1/models", "/V1/models", "/collective_rpc", ""):
+        assert required_scope(path) == Scope.ADMIN, path
+
+
+@pytest.fixture(scope="module")
+def keyed(script_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[World, Path]]:
+    """A server with a key file of one key per scope."""
+    file = tmp_path_factory.mktemp("keys") / "keys"
+    keys: list[Key] = [hashed("user", "k-user", [Scope.INFER]), hashed("boss", "k-boss", [Scope.ADMIN])]
+    file.write_text("\n".join(key.line() for key in keys))
+    with serve_app(script_folder, ServerConfig(api_key_file=str(file), disable_log_stats=True)) as world:
+        yield world, file
+
+
+def test_a_key_does_what_its_scope_allows(keyed: tuple[World, Path]) -> None:
+    world, _ = keyed
+
+    def status(path: str, **headers: str) -> int:
+        return world.http.get(
+            path, headers={name.replace("_", "-"): value for name, value in headers.items()}
+        ).status_code
+
+    user, boss = "Bearer k-user", "Bearer k-boss"
+    assert [status("/v1/models", Authorization=key) for key in (user, boss, "Bearer x", "k-user")] == [
+        200,
+        403,
+        401,
+        401,
+    ]
+    assert status("/v1/models", X_Api_Key="k-user") == 200 and status("/v1/models", X_Api_Key="k") == 401
+    assert [status("/no/such", Authorization=key) for key in (user, boss)] == [403, 404]
+    assert status("/health") == 200
+    error = assert_refused(world.http.get("/v1/models", headers={"Authorization": boss}), 403)
+    assert "infer" in error["message"] and error["type"] == "PermissionDeniedError"
+
+
+def test_keys_are_exchanged_while_serving(keyed: tuple[World, Path]) -> None:
+    world, file = keyed
+    text = file.read_text()
+    try:
+        file.write_text(hashed("new", "k-new", Scope).line())
+        world.lifecycle.keys.reload()
+        headers = {"Authorization": "Bearer k-user"}
+        wait_for(lambda: world.http.get("/v1/models", headers=headers).status_code == 401)
+        assert world.http.get("/v1/models", headers={"Authorization": "Bearer k-new"}).status_code == 200
+    finally:
+        file.write_text(text)
+        world.lifecycle.keys.reload()
