@@ -195,6 +195,14 @@ class ServerConfig:
     """Answer 400 to a request with a field that is not known here, instead of naming it in X-Octavo-Ignored-Fields."""
     max_body_bytes: int = option(32 << 20, ge=1)
     """Largest request body; a longer one is answered 413."""
+    files_dir: str | None = option(None, metavar="DIR")
+    """Folder for uploaded files and batches, which then survive a restart. Default: a temporary one."""
+    max_file_bytes: int = option(200 << 20, ge=1)
+    """Largest uploaded file."""
+    max_files_bytes: int = option(10 << 30, ge=1)
+    """Size of all uploaded files together."""
+    batch_concurrency: int | None = option(None, ge=1)
+    """Most lines of batches that run at once, behind all other requests. Default: a quarter of --max-num-seqs."""
     shutdown_timeout: int = option(20, ge=0)
     """Seconds that running requests get to finish after SIGTERM; 0 aborts them."""
     enable_log_requests: bool = option(False)

@@ -23,6 +23,7 @@ from octavo.core.request import Request, Status
 from octavo.core.request_queue import RequestQueue
 from octavo.core.step import Step
 from octavo.messages import (
+    BACKGROUND_PRIORITY,
     EngineOutput,
     EngineRequest,
     ModelRunnerOutput,
@@ -85,7 +86,8 @@ class Scheduler:
             ClientError: its id is in use, or it can never fit.
             OverloadedError: the queue is full.
         """
-        rank = (spec.priority if self._by_priority else 0, self._num_arrived)
+        counts = self._by_priority or spec.priority == BACKGROUND_PRIORITY
+        rank = (spec.priority if counts else 0, self._num_arrived)
         request = self._admission.make_request(spec, self._requests, rank)
         if request.parent is None:  # a fork is part of a request that was let in before
             self._admission.check_queue(request, self.waiting, num_free_seats=self._max_running - len(self.running))

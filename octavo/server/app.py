@@ -1,6 +1,12 @@
 """Puts routes, middleware and error handlers together. Starts nothing and listens to nothing (`run.py` does)."""
 
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from types import ModuleType
+from typing import Any
+
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -8,24 +14,28 @@ from starlette.middleware.cors import CORSMiddleware
 from octavo.errors import OctavoError
 from octavo.server.errors import ClientGone, on_error
 from octavo.server.middleware import AnswerHeaders, HeaderLimits, KeyCheck, Measure, WholeBody
-from octavo.server.routes import chat, completions, generate, health, metrics, models, tokenize
+from octavo.server.routes import batches, chat, completions, files, generate, health, metrics, models, tokenize
 from octavo.server.serving import Lifecycle
+from octavo.server.store import Store
 from octavo.server.unknown_fields import HEADER as IGNORED_FIELDS
 from octavo.version import VERSION
 
-ROUTES = (models, completions, chat, generate, tokenize, health, metrics)
+INFERENCE = (completions, chat, generate)
+"""Routes that a line of a batch may name too."""
+
+ROUTES = (models, *INFERENCE, tokenize, files, batches, health, metrics)
 
 
 def build_app(lifecycle: Lifecycle) -> FastAPI:
-    """The ASGI app over `lifecycle`, whose engine may still be loading."""
+    """The ASGI app over `lifecycle`, whose engine may still be loading. Served, it closes what it opened.
+
+    Raises:
+        ConfigError: `--files-dir` cannot be used.
+    """
     server = lifecycle.server
     openapi_url = None if server.disable_fastapi_docs else "/openapi.json"
-    app = FastAPI(title="Octavo", version=VERSION, root_path=server.root_path, openapi_url=openapi_url)
-    app.state.lifecycle = lifecycle
-    for route in ROUTES:
-        app.include_router(route.router)
-    for kind in (OctavoError, ValidationError, HTTPException, ClientGone, Exception):
-        app.add_exception_handler(kind, on_error)
+    app = _routed(lifecycle, ROUTES, root_path=server.root_path, openapi_url=openapi_url, lifespan=_closing_store)
+    app.state.store = Store(lifecycle, inner_app(lifecycle))
     # The last one added is the first to see a request.
     app.add_middleware(WholeBody, max_bytes=server.max_body_bytes)
     app.add_middleware(KeyCheck, keys=lifecycle.keys)
@@ -40,3 +50,26 @@ def build_app(lifecycle: Lifecycle) -> FastAPI:
     app.add_middleware(AnswerHeaders, always=server.enable_request_id_headers)
     app.add_middleware(Measure, metrics=lifecycle.http_metrics)
     return app
+
+
+def inner_app(lifecycle: Lifecycle) -> FastAPI:
+    """The routes of batches, for requests of our own: nothing stands before them."""
+    return _routed(lifecycle, INFERENCE, openapi_url=None)
+
+
+def _routed(lifecycle: Lifecycle, routes: Iterable[ModuleType], **options: Any) -> FastAPI:
+    app = FastAPI(title="Octavo", version=VERSION, **options)
+    app.state.lifecycle = lifecycle
+    for route in routes:
+        app.include_router(route.router)
+    for kind in (OctavoError, ValidationError, RequestValidationError, HTTPException, ClientGone, Exception):
+        app.add_exception_handler(kind, on_error)
+    return app
+
+
+@asynccontextmanager
+async def _closing_store(app: FastAPI) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        await app.state.store.close()

@@ -41,7 +41,7 @@ def make_http_server(app: FastAPI, log_level: str) -> HttpServer:
             app,
             http=Connection,
             log_level=log_level,
-            lifespan="off",
+            lifespan="on",
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=FLUSH_S,

@@ -1,9 +1,11 @@
 """Turns every failure into a status and the one error envelope. Knows no route; never shows a traceback."""
 
+from collections.abc import Mapping
 from http import HTTPStatus
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
+from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -105,7 +107,10 @@ def failure(err: Exception) -> Failure:
     if isinstance(err, ClientError):
         return _failure(err.status, err.message, err.type, err.param, err.code)
     if isinstance(err, ValidationError):
-        return _failure(400, *_first_problem(err))
+        return _failure(400, *_first_problem(err.errors(include_url=False, include_context=False)[0]))
+    if isinstance(err, RequestValidationError):  # of the query
+        problem = err.errors()[0]
+        return _failure(400, *_first_problem(problem | {"loc": problem["loc"][1:]}))
     if isinstance(err, EngineDeadError):
         return _failure(503, str(err), "EngineDeadError")
     if isinstance(err, EngineError):
@@ -145,9 +150,8 @@ def _printable(message: str) -> str:
     return message.encode("utf-8", "replace").decode()
 
 
-def _first_problem(err: ValidationError) -> tuple[str, str, str | None]:
+def _first_problem(problem: Mapping[str, Any]) -> tuple[str, str, str | None]:
     """Message, type and field path of the first problem; a body can have thousands."""
-    problem = err.errors(include_url=False, include_context=False)[0]
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"]).lstrip(".")
     if problem["type"] == "missing":
         return f"{path} is required", "BadRequestError", path

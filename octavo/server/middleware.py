@@ -38,12 +38,21 @@ ADMIN_PATHS = frozenset(["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
 BODY_TIMEOUT_S = float(limits.BODY_SECONDS.default)
 """A body that takes longer than this to arrive is given up, so that slow clients hold no memory for long."""
 
+STREAMED_PATHS = frozenset(["/v1/files"])
+"""Routes that read their body piece by piece, within a limit of their own."""
+
 REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:
     """The first header of that (lower-case) name."""
     return next((value for key, value in scope["headers"] if key == name), None)
+
+
+def _path(scope: Scope) -> str:
+    """The path below the prefix of a proxy."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
 
 
 class AnswerHeaders:
@@ -122,7 +131,7 @@ class KeyCheck:
         return await failure(err).response()(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> ClientError | None:
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        path = _path(scope)
         needed = required_scope(path)
         if needed is None and scope["type"] == "http":
             return None
@@ -152,7 +161,7 @@ class WholeBody:
         self._timeout_s = timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
+        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS") or _path(scope) in STREAMED_PATHS:
             return await self._app(scope, receive, send)
         try:
             length = header(scope, b"content-length")

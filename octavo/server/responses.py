@@ -239,6 +239,14 @@ class Text(msgspec.Struct):
     prompt: str
 
 
+class Deleted(msgspec.Struct, kw_only=True):
+    """Answer of a DELETE."""
+
+    id: str
+    object: str
+    deleted: bool = True
+
+
 class Health(msgspec.Struct):
     """Answer of the probes."""
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -80,6 +80,7 @@ class Lifecycle:
         self._serving: Serving | None = None
         self._draining = False
         self._failure: str | None = None
+        self._listeners: list[Callable[[Status], None]] = []
 
     @property
     def status(self) -> Status:
@@ -113,14 +114,26 @@ class Lifecycle:
     def ready(self, serving: Serving) -> None:
         """Requests are taken from now on."""
         self._serving = serving
+        self._tell()
 
     def drain(self) -> None:
         """New requests are refused from now on."""
         self._draining = True
+        self._tell()
 
     def fail(self, cause: str) -> None:
         """The engine is lost."""
         self._failure = cause
+        self._tell()
+
+    def subscribe(self, listener: Callable[[Status], None]) -> None:
+        """Have work that runs on its own told the status: now, and whenever it is changed here."""
+        self._listeners.append(listener)
+        listener(self.status)
+
+    def _tell(self) -> None:
+        for listener in self._listeners:
+            listener(self.status)
 
     def _lost(self) -> EngineDeadError | None:
         if self._failure is not None:
