@@ -162,8 +162,8 @@ class DeviceConfig:
     """Only 1 in this version."""
     data_parallel_size: int = option(1, ge=1, le=1, aliases=("-dp",))
     """Only 1 in this version."""
-    distributed_executor_backend: str = option("uni", choices=("uni",))
-    """How workers are run."""
+    distributed_executor_backend: str = option("uni", choices=("uni", "mp", "ray"))
+    """How workers are run. There is one worker, so mp and ray mean uni."""
 
 
 @dataclass(frozen=True)
@@ -179,20 +179,40 @@ class ServerConfig:
     api_key_file: str | None = option(None, metavar="FILE")
     """Keys by their hashes, as `octavo key new` writes them, each with a name and scopes: infer, admin. Read again on
     SIGHUP."""
+    uds: str | None = option(None, metavar="PATH")
+    """Unix socket to listen on, instead of a port."""
+    ssl_keyfile: str | None = option(None, metavar="FILE")
+    """Key of the certificate, in PEM form; with --ssl-certfile the server speaks HTTPS."""
+    ssl_certfile: str | None = option(None, metavar="FILE")
+    """Certificate of the server and those that vouch for it, in PEM form."""
+    ssl_ca_certs: str | None = option(None, metavar="FILE")
+    """Certificates that vouch for clients, in PEM form; see --ssl-cert-reqs."""
+    ssl_cert_reqs: int = option(0, ge=0, le=2)
+    """Certificates of clients: 0 are not asked for, 1 are checked if there is one, 2 are required."""
     root_path: str = option("")
-    """Prefix under which a proxy publishes the server."""
+    """Prefix under which a proxy publishes the server; begins with a slash."""
     allowed_origins: tuple[str, ...] = option((), repeated=True)
     """Browser origins that may call the API (CORS)."""
     trust_request_chat_template: bool = option(False)
     """Run a `chat_template` that a request brings, in the sandbox and within its limits."""
+    middleware: tuple[str, ...] = option((), repeated=True, metavar="MODULE.NAME")
+    """ASGI middleware of your own: a class that takes the app, or a coroutine function of (request, call_next)."""
     response_role: str = option("assistant")
     """Role of chat answers."""
     disable_fastapi_docs: bool = option(False)
     """No /docs and /openapi.json."""
+    enable_tokenizer_info_endpoint: bool = option(False)
+    """Serve GET /tokenizer_info: kind, special tokens and chat template of the tokenizer."""
     enable_request_id_headers: bool = option(False)
     """Return X-Request-Id on every answer."""
     strict_fields: bool = option(False)
     """Answer 400 to a request with a field that is not known here, instead of naming it in X-Octavo-Ignored-Fields."""
+    enable_force_include_usage: bool = option(False)
+    """Report usage in every stream, asked for or not."""
+    enable_per_request_metrics: bool = option(False)
+    """Report `metrics` (times of the request) in every answer, not only where the request says `return_metrics`."""
+    sse_keep_alive_interval: float = option(0.0, ge=0)
+    """Seconds of silence after which a stream carries a comment line, so that proxies keep it open; 0: never."""
     max_body_bytes: int = option(32 << 20, ge=1)
     """Largest request body; a longer one is answered 413."""
     files_dir: str | None = option(None, metavar="DIR")
@@ -205,12 +225,26 @@ class ServerConfig:
     """Most lines of batches that run at once, behind all other requests. Default: a quarter of --max-num-seqs."""
     shutdown_timeout: int = option(20, ge=0)
     """Seconds that running requests get to finish after SIGTERM; 0 aborts them."""
+    log_level: str | None = option(None, choices=("debug", "info", "warning", "error", "critical"))
+    """Log level of everything. Default: OCTAVO_LOG_LEVEL, or info."""
+    log_format: str | None = option(None, choices=("text", "json"), aliases=("--logging-config.formatter",))
+    """json: one object a line. Default: OCTAVO_LOG_FORMAT, or text."""
     enable_log_requests: bool = option(False)
-    """Log the id, lengths and parameters of each request."""
+    """Log the id, lengths and parameters of each request; with --log-level debug also its text."""
+    enable_log_outputs: bool = option(False)
+    """Log the text of each answer."""
+    max_log_len: int | None = option(None, ge=0)
+    """Most characters of a text in the log. Default: all."""
     disable_log_stats: bool = option(False)
     """No statistics line every 10 s."""
-    uvicorn_log_level: str = option("warning", choices=("debug", "info", "warning", "error", "critical"))
-    """Log level of the HTTP layer."""
+    uvicorn_log_level: str = option("warning", choices=("debug", "info", "warning", "error", "critical", "trace"))
+    """Log level of the HTTP layer; from info on each answer is a line (the access log)."""
+    disable_uvicorn_access_log: bool = option(False)
+    """No access log, whatever the level."""
+    disable_access_log_for_endpoints: str | None = option(None, metavar="PATHS")
+    """Paths, parted by commas, whose answers are not in the access log, e.g. /health,/metrics."""
+    otlp_traces_endpoint: str | None = option(None, metavar="URL")
+    """OpenTelemetry collector (OTLP over HTTP) that gets a trace of each request. Needs the extra `octavo[otel]`."""
     metrics_prefix_vllm: bool = option(True)
     """Export the metrics under the vllm: names too, so that existing dashboards work."""
     watchdog_timeout: int = option(300, ge=1)

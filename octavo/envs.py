@@ -57,6 +57,12 @@ def _level(text: str) -> str:
     return level
 
 
+def _log_format(text: str) -> str:
+    if text not in ("text", "json"):
+        raise ValueError("must be text or json")
+    return text
+
+
 def _seconds(text: str) -> float:
     value = float(text)
     if not 0 < value < float("inf"):
@@ -69,6 +75,7 @@ CACHE = EnvVar(
     Path("~/.cache/octavo").expanduser(),
     _path,
     "Folder for catalogue models and other files that can be made again.",
+    aliases=("VLLM_CACHE_ROOT",),
 )
 API_KEY = EnvVar(
     "OCTAVO_API_KEY",
@@ -84,6 +91,19 @@ LOG_LEVEL = EnvVar(
     "DEBUG, INFO, WARNING, ERROR or CRITICAL.",
     aliases=("VLLM_LOGGING_LEVEL",),
 )
+LOG_FORMAT = EnvVar(
+    "OCTAVO_LOG_FORMAT",
+    "text",
+    _log_format,
+    "text, or json: one object a line.",
+)
+LOG_CONFIG: "EnvVar[Path | None]" = EnvVar(
+    "OCTAVO_LOG_CONFIG",
+    None,
+    _path,
+    "JSON file with a configuration of Python's logging (logging.config.dictConfig), in place of our own lines.",
+    aliases=("VLLM_LOGGING_CONFIG_PATH",),
+)
 LOG_STATS_INTERVAL = EnvVar(
     "OCTAVO_LOG_STATS_INTERVAL",
     10.0,
@@ -97,6 +117,14 @@ READY_TIMEOUT = EnvVar(
     _seconds,
     "Seconds without news from a loading engine process after which its start counts as failed.",
     aliases=("VLLM_ENGINE_READY_TIMEOUT_S",),
+)
+KEEP_ALIVE = EnvVar(
+    "OCTAVO_HTTP_KEEP_ALIVE",
+    75.0,
+    _seconds,
+    "Seconds that a connection stays open without a request. The default outlasts the 60 s of load balancers, so that "
+    "they never use one that is being closed.",
+    aliases=("VLLM_HTTP_TIMEOUT_KEEP_ALIVE",),
 )
 CPU_TIER = EnvVar(
     "OCTAVO_CPU_TIER",

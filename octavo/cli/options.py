@@ -6,7 +6,10 @@ A flag that was not given leaves no value behind, so that "not given" and "given
 import argparse
 import ast
 import inspect
+import json
+import re
 import textwrap
+from collections.abc import Mapping
 from dataclasses import Field, fields
 from functools import cache
 from itertools import pairwise
@@ -16,6 +19,7 @@ from typing import Any, get_args
 from octavo import config
 from octavo.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, ServerConfig
 from octavo.errors import ConfigError
+from octavo.registry import load_object
 
 ENGINE_SECTIONS: tuple[type, ...] = (ModelConfig, CacheConfig, SchedulerConfig, DeviceConfig)
 SERVE_SECTIONS: tuple[type, ...] = (*ENGINE_SECTIONS, ServerConfig)
@@ -29,9 +33,24 @@ TITLES: dict[type, str] = {
 }
 
 
+CHECKS = "octavo.engine.options:make_section", "octavo.engine.options:make_sections"
+"""Imports that `octavo --help` does without."""
+
+
 def normalize_flags(argv: list[str]) -> list[str]:
-    """Accept `--max_model_len` for `--max-model-len`; values stay as they are."""
-    return [_dashed(word) if word.startswith("--") else word for word in argv]
+    """Accept `--max_model_len` for `--max-model-len`, and `true` and `false` as values of switches; other values stay
+    as they are.
+    """
+    words: list[str] = []
+    for word in argv:
+        if words and words[-1] in _switches() and word.lower() in _TRUTH:
+            words[-1] = _switched(words[-1], _TRUTH[word.lower()])
+            continue
+        dashed = _dashed(word) if word.startswith("--") else word
+        flag, equals, value = dashed.partition("=")
+        is_switched = bool(equals) and flag in _switches() and value.lower() in _TRUTH
+        words.append(_switched(flag, _TRUTH[value.lower()]) if is_switched else dashed)
+    return words
 
 
 def add_option_flags(parser: argparse.ArgumentParser, sections: tuple[type, ...]) -> None:
@@ -55,7 +74,7 @@ def chosen_options(
         ConfigError: the file cannot be read or is not a mapping.
     """
     names = {f.name for section in sections for f in option_fields(section)}
-    options = _read_config_file(args.config) if args.config else {}
+    options = _read_config_file(args.config, sections) if args.config else {}
     options.update(_foreign_options(foreign or []))
     options.update({name: value for name, value in vars(args).items() if name in names})
     return {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
@@ -110,6 +129,27 @@ def _default_note(f: "Field[Any]") -> str:
     return "" if f.default is None or f.default == () else f" (default: {f.default})"
 
 
+_LEVEL = re.compile(r"O\d")
+_TRUTH = {"true": True, "false": False}
+
+
+@cache
+def _switches() -> frozenset[str]:
+    """Flags that take no value."""
+    return frozenset(
+        flag
+        for section in SERVE_SECTIONS
+        for f in option_fields(section)
+        if f.type is bool
+        for flag in flag_names(f)
+        if flag.startswith("--")
+    )
+
+
+def _switched(flag: str, on: bool) -> str:
+    return flag if on else f"--no-{flag.removeprefix('--')}"
+
+
 def _int_or_text(text: str) -> int | str:
     return int(text) if text.lstrip("-").isdigit() else text
 
@@ -119,18 +159,47 @@ def _dashed(word: str) -> str:
     return flag.replace("_", "-") + equals + value
 
 
-def _read_config_file(path: str) -> dict[str, object]:
+def _read_config_file(path: str, sections: tuple[type, ...]) -> dict[str, object]:
+    """Options by name; what is wrong with one of them is told with the file's name."""
     import yaml  # noqa: PLC0415  only needed with --config
 
     try:
-        loaded = yaml.safe_load(Path(path).read_text())
+        loaded = yaml.safe_load(Path(path).expanduser().read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as err:
         raise ConfigError(f"--config {path} cannot be read: {err}") from None
     if loaded is None:
         return {}
     if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):
         raise ConfigError(f"--config {path} must hold a mapping of option names to values")
-    return {key.lstrip("-").replace("-", "_"): value for key, value in loaded.items()}
+    options = dict(_named(key.lstrip("-").replace("-", "_"), value) for key, value in loaded.items())
+    if "model_tag" in options:
+        options["model"] = options.pop("model_tag")
+    try:
+        check_options(options, sections)
+    except ConfigError as err:
+        raise ConfigError(f"--config {path}: {err}") from None
+    return options
+
+
+def check_options(options: Mapping[str, object], sections: tuple[type, ...]) -> None:
+    """Check names, types and bounds, without a word about names that have no effect.
+
+    Raises:
+        ConfigError: of the first that is wrong.
+    """
+    make_section, make_sections = (load_object(name) for name in CHECKS)
+    engine = dict(options)
+    if ServerConfig in sections:
+        names = [f.name for f in option_fields(ServerConfig)]
+        make_section(ServerConfig, {name: engine.pop(name) for name in names if name in engine})
+    make_sections(engine, warn=False)
+
+
+def _named(name: str, value: object) -> tuple[str, object]:
+    """`no-enable-prefix-caching: true` is the option enable_prefix_caching, off. A mapping is JSON."""
+    if name.startswith("no_") and isinstance(value, bool):
+        return name.removeprefix("no_"), not value
+    return name, json.dumps(value) if isinstance(value, dict) else value
 
 
 def _foreign_options(words: list[str]) -> dict[str, object]:
@@ -141,7 +210,9 @@ def _foreign_options(words: list[str]) -> dict[str, object]:
         if word.startswith("-") and len(word) > 1 and not word[1].isdigit():
             flag, equals, value = word.lstrip("-").partition("=")
             name = flag.replace("-", "_")
-            if name.startswith("no_") and not equals:
+            if _LEVEL.fullmatch(name):  # -O3
+                options["optimization_level"], name = name[1:], None
+            elif name.startswith("no_") and not equals:
                 options[name.removeprefix("no_")], name = False, None
             else:
                 options[name] = value if equals else True

@@ -1,6 +1,7 @@
 """`octavo serve`: the OpenAI API over one model."""
 
 import argparse
+import os
 import signal
 import sys
 from contextlib import closing
@@ -9,9 +10,11 @@ from typing import TYPE_CHECKING
 from octavo.cli.command import Command
 from octavo.cli.options import SERVE_SECTIONS, add_option_flags, chosen_options, option_fields
 from octavo.cli.progress import progress_bars
+from octavo.cli.vllm_env import flags_of, warn_of_missed
 from octavo.config import EngineConfig, ServerConfig
 from octavo.engine.child import EngineChild
-from octavo.engine.options import make_section
+from octavo.engine.options import make_section, make_sections
+from octavo.logging import configure
 from octavo.registry import load_object
 
 if TYPE_CHECKING:
@@ -31,9 +34,13 @@ def run(args: argparse.Namespace) -> int:
     """Serve until a signal; the options are checked before the port is opened, the model after."""
     if args.model_tag is not None:
         args.model = args.model_tag
-    options = chosen_options(args, SERVE_SECTIONS, args.foreign)
+    options = {**flags_of(os.environ), **chosen_options(args, SERVE_SECTIONS, args.foreign)}
+    warn_of_missed(os.environ)
+    os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)  # one process serves; counts in files would outlive it
     server_names = {f.name for f in option_fields(ServerConfig)}
     server = make_section(ServerConfig, {name: options.pop(name) for name in server_names & options.keys()})
+    make_sections(options, warn=False)  # a wrong flag is told before anything starts
+    configure(server.log_level, server.log_format)
     signal.signal(signal.SIGTERM, _leave)  # until the server takes signals over
     with closing(EngineChild()) as child, progress_bars() as progress:
 

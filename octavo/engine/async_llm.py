@@ -50,6 +50,7 @@ class AsyncLLM:
         config: after `start` with `cache.num_blocks` and the final `max_model_len`.
         tokenizer: of the model.
         facts: what the loaded engine is, after `start`.
+        on_step: called with the number of tokens of each step, if set.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class AsyncLLM:
     ) -> None:
         self.config = config
         self.facts: EngineFacts | None = None
+        self.on_step: Callable[[int], None] | None = None
         self._client = ProcessClient(config, child)
         try:
             self.tokenizer = load_tokenizer(config.spec.tokenizer_path)  # a child loads the model meanwhile
@@ -290,6 +292,8 @@ class AsyncLLM:
     def _observe(self, stats: SchedulerStats) -> None:
         if stats.steps > self._stats.steps:
             self._last_progress_s = time.monotonic()
+            if self.on_step is not None:
+                self.on_step(stats.step_tokens - self._stats.step_tokens)
         self._stats = stats
         if self._stats_logger is not None:
             self._stats_logger.observe(stats)

@@ -5,7 +5,7 @@ from pathlib import Path
 from octavo.config import EngineConfig
 from octavo.engine.options import parse_json_object
 from octavo.errors import ConfigError
-from octavo.tokenizer.chat_template import ChatTemplate
+from octavo.tokenizer.chat_template import ChatTemplate, syntax_error
 from octavo.tokenizer.tokenizer import Tokenizer
 
 
@@ -17,16 +17,28 @@ def make_template(config: EngineConfig, tokenizer: Tokenizer) -> ChatTemplate:
             a JSON object.
     """
     model = config.model
-    given = model.chat_template
-    template = ChatTemplate(
-        tokenizer.chat_templates if given is None else given if "{" in given else _read(given),
+    source = given_template(model.chat_template)
+    return ChatTemplate(
+        tokenizer.chat_templates if source is None else source,
         tokenizer,
         content_format=model.chat_template_content_format,
         variables=parse_json_object("default_chat_template_kwargs", model.default_chat_template_kwargs),
     )
-    if given is not None and template.error is not None:
-        raise ConfigError(f"--chat-template: {template.error}")
-    return template
+
+
+def given_template(option: str | None) -> str | None:
+    """Text of the template that --chat-template names, None if it names none.
+
+    Raises:
+        ConfigError: it names no file and is no template, or it is not valid jinja.
+    """
+    if option is None:
+        return None
+    source = option if "{" in option else _read(option)
+    wrong = syntax_error(source)
+    if wrong is not None:
+        raise ConfigError(f"--chat-template: {wrong}")
+    return source
 
 
 def _read(path: str) -> str:

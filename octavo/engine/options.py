@@ -1,5 +1,6 @@
 """From flat option values to the frozen sections of `octavo.config`. Knows names and bounds; no model, no device."""
 
+import contextlib
 import difflib
 import json
 import os
@@ -38,8 +39,6 @@ IGNORED = {
     "attention_backend": "the device has one attention implementation",
     "model_impl": "there is one implementation of each model",
     "stream_interval": "tokens are sent as they come",
-    "enable_prompt_tokens_details": "usage always has them",
-    "max_log_len": "prompts are not logged",
     "numa_bind": "threads run on the CPUs that the process may use",
     "cudagraph_capture_sizes": "nothing is captured",
     "all2all_backend": "there is one device",
@@ -47,7 +46,32 @@ IGNORED = {
     "master_port": "there is one machine",
     "mm_processor_cache_gb": "images and audio are not taken",
     "fingerprint_mode": "there is one fingerprint",
-    "log_level": "the environment variable OCTAVO_LOG_LEVEL says it",
+    "enable_prompt_tokens_details": "usage always has them",
+    "enable_server_load_tracking": "/load always counts",
+    "api_server_count": "there is one HTTP process",
+    "disable_frontend_multiprocessing": "the engine always has a process of its own",
+    "disable_async_output_proc": "one step is in flight at a time",
+    "disable_cascade_attn": "attention reads shared pages once by itself",
+    "disable_mm_preprocessor_cache": "images and audio are not taken",
+    "language_model_only": "images and audio are not taken",
+    "mm_encoder_tp_mode": "images and audio are not taken",
+    "enable_flashinfer_autotune": "nothing is tuned at start",
+    "moe_backend": "the device has one implementation",
+    "cuda_graph_sizes": "nothing is captured",
+    "max_seq_len_to_capture": "nothing is captured",
+    "use_tqdm_on_load": "progress is shown where there is a terminal",
+    "safetensors_load_strategy": "weights are read in one way",
+    "max_parallel_loading_workers": "weights are read in one way",
+    "tokenizer_pool_size": "there is one tokenizer",
+    "preemption_mode": "preempted requests are computed again",
+    "num_lookahead_slots": "pages are given as they are needed",
+    "multi_step_stream_outputs": "tokens are sent as they come",
+    "enable_reasoning": "--reasoning-parser says it",
+    "enable_layerwise_nvtx_tracing": "there is one device",
+    "data_parallel_backend": "there is one device",
+    "data_parallel_size_local": "there is one device",
+    "data_parallel_address": "there is one machine",
+    "data_parallel_rpc_port": "there is one machine",
 }
 """Names that other engines know and that have no meaning here, with the reason. Using one is a warning."""
 
@@ -95,26 +119,33 @@ MISSING = {
     "runner": "pooling is",
     "convert": "pooling is",
     "kv_events_config": "KV events are",
-    "uds": "listening on a Unix socket is",
-    "ssl_keyfile": "TLS is",
-    "ssl_certfile": "TLS is",
-    "ssl_ca_certs": "TLS is",
-    "ssl_cert_reqs": "TLS is",
-    "sse_keep_alive_interval": "comments that keep a stream alive are",
-    "middleware": "custom middleware is",
-    "otlp_traces_endpoint": "tracing is",
-    "collect_detailed_traces": "tracing is",
-    "logging_config": "configuring the log format is",
-    "disable_access_log_for_endpoints": "an access log by route is",
+    "collect_detailed_traces": "tracing inside a step is (spans of requests have queue, prefill and decode)",
+    "logging_config": "more than --log-format and --log-level is (OCTAVO_LOG_CONFIG names a file)",
+    "log_config_file": "a log configuration by flag is (the variable OCTAVO_LOG_CONFIG names the file)",
     "custom_histogram_buckets": "choosing histogram buckets is",
     "kv_cache_metrics": "metrics of single KV blocks are",
-    "enable_per_request_metrics": "metrics of single requests are",
-    "enable_server_load_tracking": "tracking of the server's load is",
-    "enable_force_include_usage": "usage that was not asked for is",
-    "enable_log_outputs": "logging of outputs is",
+    "enable_ssl_refresh": "reading certificates again while serving is",
     "scheduler_cls": "a custom scheduler is",
     "worker_cls": "a custom worker is",
     "worker_extension_cls": "a custom worker is",
+    "decode_context_parallel_size": "context parallelism is",
+    "prefill_context_parallel_size": "context parallelism is",
+    "data_parallel_hybrid_lb": "data parallelism is",
+    "data_parallel_external_lb": "data parallelism is",
+    "data_parallel_multi_port_external_lb": "data parallelism is",
+    "headless": "an engine without its HTTP server is",
+    "grpc": "gRPC is",
+    "grpc_port": "gRPC is",
+    "omni": "image and audio output is",
+    "tokenizer_revision": "a revision for the tokenizer alone is (--tokenizer names a folder or file)",
+    "code_revision": "code that comes with a checkpoint is",
+    "rope_scaling": "changing the rope by its own flag is (--hf-overrides changes config.json)",
+    "rope_theta": "changing the rope by its own flag is (--hf-overrides changes config.json)",
+    "model_loader_extra_config": "loading by a plug-in is",
+    "disable_sliding_window": "ignoring a model's sliding window is",
+    "return_tokens_as_token_ids": "it for every request is (a request's own field is)",
+    "enable_scale_out": "serving parts of a request is",
+    "tokens_only": "serving parts of a request is",
 }
 """Names of features that this version does not have. Asking for one is an error."""
 
@@ -124,9 +155,34 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "cpu_offload_gb": (0, "0"),
     "nnodes": (1, "1"),
     "node_rank": (0, "0"),
-    "sse_keep_alive_interval": (0, "0"),
+    "decode_context_parallel_size": (1, "1"),
+    "prefill_context_parallel_size": (1, "1"),
+    "data_parallel_size_local": (1, "1"),
+    "api_server_count": (1, "1"),
+    "tokenizer_mode": ("auto",),
+    "model_impl": ("auto",),
+    "chat_template_content_format": ("auto",),
+    "collect_detailed_traces": ("none",),
+    "limit_mm_per_prompt": ("{}",),
 }
-"""Values of names in `MISSING` that ask for nothing."""
+"""Values of names above that ask for nothing, and get no warning."""
+
+SHORT_NAMES = {
+    "cc": "compilation_config",
+    "O": "optimization_level",
+    "sc": "speculative_config",
+    "asc": "api_server_count",
+    "ep": "enable_expert_parallel",
+    "dcp": "decode_context_parallel_size",
+    "pcp": "prefill_context_parallel_size",
+    "dpl": "data_parallel_size_local",
+    "dpa": "data_parallel_address",
+    "dpp": "data_parallel_rpc_port",
+    "dpb": "data_parallel_backend",
+    "n": "nnodes",
+    "r": "node_rank",
+}
+"""One-dash forms of names above."""
 
 _JSON_OPTIONS = ("hf_overrides", "override_generation_config", "default_chat_template_kwargs")
 
@@ -149,8 +205,11 @@ def option_names(section: type) -> list[str]:
     return [f.name for f in fields(section) if f.metadata]
 
 
-def make_sections(options: Mapping[str, object]) -> Sections:
+def make_sections(options: Mapping[str, object], *, warn: bool = True) -> Sections:
     """Engine options by flat name, e.g. `{"model": ..., "max_num_seqs": 8}`. None is the default.
+
+    Args:
+        warn: tell about names that have no effect.
 
     Raises:
         ConfigError: an unknown name (the nearest is suggested), a wrong type, a value out of bounds, a missing feature.
@@ -164,7 +223,7 @@ def make_sections(options: Mapping[str, object]) -> Sections:
         if name in known:
             chosen[name] = value
         else:
-            _handle_foreign(given, name, value, known)
+            _handle_foreign(given, name, value, known, warn)
     model = make_section(ModelConfig, chosen)
     for name in _JSON_OPTIONS:
         parse_json_object(name, getattr(model, name))
@@ -238,11 +297,14 @@ def _canonical(name: str) -> str:
     return flag.removeprefix("--").replace("-", "_")
 
 
-def _handle_foreign(given: str, name: str, value: object, known: set[str]) -> None:
+def _handle_foreign(given: str, name: str, value: object, known: set[str], warn: bool) -> None:
+    name = name.partition(".")[0]  # --compilation-config.mode sets a part of --compilation-config
+    name = SHORT_NAMES.get(name, name)
     if (value is None or value is False or value in NEUTRAL.get(name, ())) and (name in MISSING or name in IGNORED):
         return
     if name in IGNORED:
-        logger.warning("option %s has no effect: %s", given, IGNORED[name])
+        if warn:
+            logger.warning("option %s has no effect: %s", given, IGNORED[name])
         return
     if name in MISSING:
         raise ConfigError(f"option {given}: {MISSING[name]} not supported in this version; remove it")
@@ -259,6 +321,14 @@ def _plain(name: str, value: object, *, repeated: bool) -> object:
         value = os.fspath(value)
     if name in _JSON_OPTIONS and isinstance(value, dict):
         return json.dumps(value)
-    if repeated and isinstance(value, str):
-        return (value,)
+    if repeated:
+        return _many((value,) if isinstance(value, str) else value)
     return value
+
+
+def _many(values: object) -> object:
+    """Several values, which may also be written as one JSON list: `--allowed-origins '["*"]'`."""
+    if isinstance(values, list | tuple) and len(values) == 1 and str(values[0]).startswith("["):
+        with contextlib.suppress(ValueError):
+            return json.loads(str(values[0]))
+    return values

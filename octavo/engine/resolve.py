@@ -5,6 +5,7 @@ only the loaded model can tell is filled in by `kv_blocks.py`.
 from dataclasses import replace
 
 from octavo.config import CacheConfig, DType, EngineConfig, ModelSpec, SchedulerConfig
+from octavo.engine.chat import given_template
 from octavo.engine.kv_blocks import is_auto_length
 from octavo.engine.options import Sections, make_sections, parse_size
 from octavo.errors import ConfigError
@@ -46,6 +47,7 @@ def make_config(progress: Progress | None = None, /, **options: object) -> Engin
 
 def resolve_sections(sections: Sections, progress: Progress | None = None) -> EngineConfig:
     """As `make_config`, from sections that were built already."""
+    given_template(sections.model.chat_template)  # what is wrong with it is told before the model is fetched
     platform = select_platform(sections.device.device)
     spec = resolve_reference(sections.model, progress)
     _check_quantization(sections.model.quantization, spec)
@@ -54,7 +56,7 @@ def resolve_sections(sections: Sections, progress: Progress | None = None) -> En
         model=sections.model,
         cache=_resolve_cache(sections.cache),
         scheduler=_resolve_scheduler(sections.scheduler, max_model_len, platform),
-        device=replace(sections.device, device=platform.name),
+        device=replace(sections.device, device=platform.name, distributed_executor_backend="uni"),
         spec=spec,
         dtype=_resolve_dtype(sections.model.dtype, spec, platform),
         max_model_len=max_model_len,

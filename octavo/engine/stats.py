@@ -42,5 +42,5 @@ def summarize(before: SchedulerStats, after: SchedulerStats, elapsed_s: float) -
         f"Avg prompt throughput: {rate('prompt_tokens'):.1f} tokens/s, "
         f"Avg generation throughput: {rate('generation_tokens'):.1f} tokens/s, "
         f"Running: {after.num_running} reqs, Waiting: {after.num_waiting} reqs, "
-        f"KV cache usage: {after.kv_usage:.1%}, Prefix cache hit rate: {hits / queries if queries else 0.0:.1%}"
+        f"GPU KV cache usage: {after.kv_usage:.1%}, Prefix cache hit rate: {hits / queries if queries else 0.0:.1%}"
     )

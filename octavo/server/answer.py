@@ -14,18 +14,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.errors import ClientError
-from octavo.logging import get_logger
 from octavo.messages import BACKGROUND_PRIORITY
 from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.server.generation import News, UsageCount, Work, run
 from octavo.server.requests import EngineBody
-from octavo.server.responses import ChatChunk, Completion, Generation, Usage, json_response
+from octavo.server.responses import ChatChunk, ChatCompletion, Completion, Generation, Usage, json_response
 from octavo.server.serving import Lifecycle, Serving
 from octavo.server.sse import DONE, event, event_stream, unless_gone
-
-logger = get_logger(__name__)
+from octavo.server.timing import Timing
 
 Chunk = Completion | ChatChunk | Generation
+Answer = Completion | ChatCompletion | Generation
 
 _serial = itertools.count()
 _encode = msgspec.json.Encoder().encode
@@ -67,7 +66,7 @@ class Form(Protocol):
         """A chunk without choices."""
         ...
 
-    def whole(self, results: list["Result"], usage: Usage) -> msgspec.Struct:
+    def whole(self, results: list["Result"], usage: Usage) -> Answer:
         """The answer without a stream, from the finished samples in the order of `choices`."""
         ...
 
@@ -149,50 +148,59 @@ async def respond(
         ClientError, EngineError: before the answer has begun.
         ClientGone: nobody waits for the answer.
     """
-    log_request(lifecycle, work)
+    server = lifecycle.server
+    timing = Timing() if body.return_metrics or server.enable_per_request_metrics else None
     if body.stream:
         options = body.stream_options
         streaming = Streaming(
-            include_usage=options is not None and options.include_usage,
+            include_usage=server.enable_force_include_usage or (options is not None and options.include_usage),
             continuous_usage=options is not None and options.continuous_usage_stats,
             interval=body.stream_interval or 1,
         )
-        return await event_stream(request, _events(serving, work, form, streaming))
-    finished = await unless_gone(request.receive, finish(serving, work))
-    return json_response(form.whole(finished.results, finished.usage))
+        events = _events(serving, work, form, streaming, timing)
+        return await event_stream(request, events, server.sse_keep_alive_interval)
+    finished = await unless_gone(request.receive, finish(serving, work, timing))
+    answer = form.whole(finished.results, finished.usage)
+    if timing is not None:
+        answer.metrics = timing.times()
+    return json_response(answer)
 
 
-def log_request(lifecycle: Lifecycle, work: Work) -> None:
-    """Under --enable-log-requests: lengths and parameters, no text."""
-    if lifecycle.server.enable_log_requests:
-        lengths = [len(prompt.token_ids) for prompt in work.prompts]
-        logger.info("request %s: prompt tokens %s, %s", work.request_id, lengths, work.params)
-
-
-async def finish(serving: Serving, work: Work) -> Finished:
+async def finish(serving: Serving, work: Work, timing: Timing | None = None) -> Finished:
     """Run `work` to its end."""
     usage = UsageCount(work.prompts)
     results: dict[int, Result] = {}
-    async with aclosing(run(serving.engine, serving.metrics, work)) as stream:
+    async with aclosing(run(serving.engine, serving.metrics, work, serving.request_log)) as stream:
         async for prompt_index, output in stream:
             usage.see(News(prompt_index, output))
+            if timing is not None:
+                timing.see(prompt_index, output)
             for sample in output.outputs:
                 results[work.choice_index(prompt_index, sample.index)] = Result(prompt_index, output, sample)
     return Finished([results[index] for index in sorted(results)], usage.usage())
 
 
-async def _events(serving: Serving, work: Work, form: Form, streaming: Streaming) -> AsyncGenerator[bytes]:
-    usage, pace = UsageCount(work.prompts), Pace(streaming.interval)
-    async with aclosing(run(serving.engine, serving.metrics, work)) as stream:
+async def _events(
+    serving: Serving, work: Work, form: Form, streaming: Streaming, timing: Timing | None
+) -> AsyncGenerator[bytes]:
+    usage, pace, num_open = UsageCount(work.prompts), Pace(streaming.interval), len(work.prompts)
+    async with aclosing(run(serving.engine, serving.metrics, work, serving.request_log)) as stream:
         async for news in stream:
             usage.see(news)
             samples = [sample for sample in news.output.outputs if pace.is_due(news.prompt_index, sample)]
             chunks = [chunk for sample in samples for chunk in form.chunks(news.prompt_index, news.output, sample)]
+            num_open -= news.output.finished
+            if timing is not None:
+                timing.see(*news)
+                if chunks and not num_open and not streaming.include_usage:  # the last one
+                    chunks[-1].metrics = timing.times()
             if chunks:
                 yield b"".join(_with_usage(chunks, usage, streaming))
     if streaming.include_usage:
         last = form.usage_chunk()
         last.usage = usage.usage()
+        if timing is not None:
+            last.metrics = timing.times()
         yield event(_encode(last)) + DONE
     else:
         yield DONE

@@ -1,7 +1,8 @@
 """uvicorn as we run it: clients that never finish a request cannot hold a connection. Knows no route."""
 
 import asyncio
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
@@ -10,16 +11,14 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from octavo import limits
-from octavo.errors import ClientError
+from octavo import envs, limits
+from octavo.config import ServerConfig
+from octavo.errors import ClientError, ConfigError
+from octavo.logging import adopt
 from octavo.server.errors import HeadersTooLargeError, failure
 
 HEADER_TIMEOUT_S = float(limits.HEADER_SECONDS.default)
 """A connection on which a request does not come about for this long, or a header for this long, is closed."""
-
-
-KEEP_ALIVE_S = 75
-"""Longer than the 60 s after which load balancers give up a connection, so that they never use one we just closed."""
 
 FLUSH_S = 5
 """How long answers may take to reach their clients once the server stops."""
@@ -34,6 +33,7 @@ class HttpServer(uvicorn.Server):
         yield
 
 
+<<<<<<< HEAD
 def make_http_server(app: FastAPI, log_level: str) -> HttpServer:
     """uvicorn for `app`; give its `serve` the socket."""
     return HttpServer(
@@ -46,7 +46,53 @@ def make_http_server(app: FastAPI, log_level: str) -> HttpServer:
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=FLUSH_S,
         )
+=======
+def make_http_server(app: FastAPI, server: ServerConfig) -> HttpServer:
+    """uvicorn for `app`; give its `serve` the socket.
+
+    Raises:
+        ConfigError: the certificate, its key or the certificates for clients cannot be used.
+    """
+    for name in ("uvicorn.error", "uvicorn.access"):
+        adopt(name, server.uvicorn_log_level)
+    paths = (server.disable_access_log_for_endpoints or "").split(",")
+    logging.getLogger("uvicorn.access").filters = [_QuietPaths(path.strip() for path in paths)]
+    config = uvicorn.Config(
+        app,
+        http=Connection,
+        log_config=None,
+        log_level=server.uvicorn_log_level,
+        access_log=not server.disable_uvicorn_access_log,
+        lifespan="off",
+        server_header=False,
+        timeout_keep_alive=int(envs.KEEP_ALIVE.get()),
+        timeout_graceful_shutdown=FLUSH_S,
+        ssl_keyfile=server.ssl_keyfile,
+        ssl_certfile=server.ssl_certfile,
+        ssl_ca_certs=server.ssl_ca_certs,
+        ssl_cert_reqs=server.ssl_cert_reqs,
+>>>>>>> 339b28a (Traces over OTLP, times in answers, JSON logs, TLS, Unix sockets, kept-alive streams; vLLM's flags and variables are honoured or named)
     )
+    try:
+        config.load()
+    except OSError as err:  # ssl.SSLError is one
+        names = f"--ssl-certfile {server.ssl_certfile}, --ssl-keyfile {server.ssl_keyfile}"
+        raise ConfigError(f"{names}: {err}") from None
+    return HttpServer(config)
+
+
+class _QuietPaths(logging.Filter):
+    """Leaves answers of some paths out of the access log."""
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        super().__init__()
+        self._paths = frozenset(paths)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        arguments = record.args  # (client, method, path with query, HTTP version, status)
+        if not isinstance(arguments, tuple) or len(arguments) < 3:
+            return True
+        return str(arguments[2]).partition("?")[0] not in self._paths
 
 
 class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]

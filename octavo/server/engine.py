@@ -1,6 +1,6 @@
 """What the server needs of an engine. `octavo.engine.async_llm.AsyncLLM` is one; tests bring a scripted one."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Protocol
 
 from octavo.config import EngineConfig
@@ -18,11 +18,13 @@ class Engine(Protocol):
         config: resolved; `cache.num_blocks` is set.
         facts: what it turned out to be; set, since it is loaded.
         tokenizer: of the model.
+        on_step: called with the number of tokens of each step, if set.
     """
 
     config: EngineConfig
     facts: EngineFacts | None
     tokenizer: Tokenizer
+    on_step: Callable[[int], None] | None
 
     def check_health(self) -> None:
         """Return at once if the engine runs and its steps make progress.

@@ -8,9 +8,11 @@ from typing import NamedTuple
 from octavo.errors import ClientError, OverloadedError
 from octavo.outputs import CompletionOutput, FinishReason, RequestOutput, TokenLogprobs
 from octavo.sampling_params import SamplingParams
+from octavo.server.clock import RequestClock
 from octavo.server.engine import Engine
-from octavo.server.metrics import Metrics, RequestClock
+from octavo.server.metrics import Metrics
 from octavo.server.prompts import Prompt
+from octavo.server.request_log import RequestLog
 from octavo.server.responses import PromptTokensDetails, Usage
 
 
@@ -89,13 +91,15 @@ class UsageCount:
         return Usage(self._prompt_tokens, sampled, self._prompt_tokens + sampled, details)
 
 
-async def run(engine: Engine, metrics: Metrics, work: Work) -> AsyncGenerator[News]:
+async def run(engine: Engine, metrics: Metrics, work: Work, log: RequestLog | None = None) -> AsyncGenerator[News]:
     """Submit all prompts, or none, and yield what comes. Closing the generator aborts what still runs.
 
     Raises:
         ClientError, EngineError: of the first prompt that fails; the others are aborted.
     """
-    clocks = [RequestClock(metrics, len(prompt.token_ids), work.params) for prompt in work.prompts]
+    clocks = [RequestClock(metrics, work.request_id, len(prompt.token_ids), work.params) for prompt in work.prompts]
+    if log is not None:
+        log.begin(work.request_id, work.prompts, work.params)
     stream = engine.generate_all(
         [prompt.token_ids for prompt in work.prompts],
         work.params,
@@ -107,6 +111,8 @@ async def run(engine: Engine, metrics: Metrics, work: Work) -> AsyncGenerator[Ne
         async with aclosing(stream):
             async for place, output in stream:
                 clocks[place].see(output)
+                if log is not None:
+                    log.see(work.request_id, output)
                 yield News(place, output)
     except ClientError as err:  # none of them has run
         if isinstance(err, OverloadedError):

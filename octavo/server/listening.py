@@ -1,7 +1,9 @@
 """The server's socket: taken before anything that takes time, open to clients later. Imports no web framework."""
 
 import errno
+import os
 import socket
+import stat
 
 from octavo.errors import ConfigError
 
@@ -35,13 +37,49 @@ def reserve(host: str, port: int) -> socket.socket:
     return made
 
 
+def reserve_path(path: str) -> socket.socket:
+    """A Unix socket that holds a path nobody can connect to yet. One that a server has left behind is replaced.
+
+    Raises:
+        ConfigError: the path is in use, or is no place for a socket.
+    """
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode) and not _is_answered(path):
+            os.unlink(path)
+        made.bind(path)
+    except OSError as err:
+        made.close()
+        cause = "is in use" if err.errno == errno.EADDRINUSE else f"cannot be used: {err.strerror or err}"
+        raise ConfigError(f"--uds {path!r} {cause}; choose another path") from None
+    return made
+
+
+def url_of(sock: socket.socket, scheme: str) -> str:
+    """How clients name it."""
+    if sock.family == socket.AF_UNIX:
+        return f"unix:{sock.getsockname()}"
+    host, port = sock.getsockname()[:2]
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _is_answered(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        try:
+            client.connect(path)
+        except ConnectionRefusedError:
+            return False
+    return True
+
+
 def open_to_clients(reserved: socket.socket) -> None:
     """Let clients connect from now on.
 
     Raises:
         ConfigError: another server was quicker.
     """
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # for whoever comes next
+    if reserved.family != socket.AF_UNIX:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # for whoever comes next
     try:
         reserved.listen(BACKLOG)
     except OSError as err:

@@ -2,7 +2,6 @@
 under each name; what the engine counts is read at scrape time from its latest statistics, without asking it.
 """
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -12,8 +11,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from octavo.messages import SchedulerStats
-from octavo.outputs import FinishReason, RequestOutput
-from octavo.sampling_params import SamplingParams
+from octavo.outputs import FinishReason
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -24,6 +22,8 @@ VLLM_ALIASES: Mapping[str, tuple[str, ...]] = {
     "inter_token_latency_seconds": ("time_per_output_token_seconds",),
     "prefix_cache_queries": ("gpu_prefix_cache_queries",),
     "prefix_cache_hits": ("gpu_prefix_cache_hits",),
+    "prefix_cache_hit_rate": ("gpu_prefix_cache_hit_rate",),
+    "request_queue_time_seconds": ("time_in_queue_requests",),
 }
 """Names that older dashboards still query."""
 
@@ -34,6 +34,7 @@ FIRST_TOKEN_S = (
 INTER_TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 HTTP_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 SAMPLES = (1, 2, 5, 10, 20)
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
 
@@ -51,6 +52,8 @@ class ModelFacts:
     block_size: int
     num_blocks: int
     enable_prefix_caching: bool
+    cache_dtype: str
+    gpu_memory_utilization: float | None
 
 
 class Metrics:
@@ -62,6 +65,7 @@ class Metrics:
     """
 
     def __init__(self, facts: ModelFacts, stats: Callable[[], SchedulerStats], *, vllm_names: bool) -> None:
+        self.model_name = facts.model_name
         self._labels = {"model_name": facts.model_name, "engine": "0"}
         self._own = CollectorRegistry()
         self._own.register(_EngineCollector(facts, stats))
@@ -87,6 +91,7 @@ class Metrics:
         self.n = self._histogram("request_params_n", "The parameter n.", SAMPLES)
         self.max_tokens = self._histogram("request_params_max_tokens", "The parameter max_tokens.", tokens)
         self.preemptions = self._histogram("request_num_preemptions", "Preemptions of a request.", (0, 1, 2, 5, 10))
+        self.step_tokens = self._histogram("iteration_tokens_total", "Tokens computed in a step.", STEP_TOKENS)
         finished = Counter(
             f"{PREFIX}request_success", "Requests that ended, by reason.", (*self._labels, "finished_reason"),
             registry=self._own,
@@ -134,84 +139,6 @@ class HttpMetrics:
         return generate_latest(self._registry)
 
 
-class RequestClock:
-    """Measures one prompt of one request: `see` every output, and `end` it if the last one does not come."""
-
-    def __init__(self, metrics: Metrics, num_prompt_tokens: int, params: SamplingParams) -> None:
-        self._metrics = metrics
-        self._num_prompt_tokens = num_prompt_tokens
-        self._params = params
-        self._arrival = time.monotonic()
-        self._first: float | None = None
-        self._last_token: dict[int, float] = {}
-        self._num_tokens: dict[int, int] = {}
-        self._reasons: dict[int, FinishReason] = {}
-        self._last: RequestOutput | None = None
-        self._ended = False
-
-    def see(self, output: RequestOutput) -> None:
-        """Take in one output."""
-        now = time.monotonic()
-        self._last = output
-        for sample in output.outputs:
-            new = len(sample.token_ids) - self._num_tokens.get(sample.index, 0)
-            if new > 0:
-                self._see_tokens(sample.index, new, now)
-                self._num_tokens[sample.index] = len(sample.token_ids)
-            if sample.finish_reason is not None:
-                self._reasons[sample.index] = sample.finish_reason
-        if output.finished:
-            self.end("error")
-
-    def _see_tokens(self, index: int, count: int, now: float) -> None:
-        if self._first is None:
-            self._first = now
-            self._metrics.first_token.observe(now - self._arrival)
-        # Tokens that come together share the time since the last one; those that come with the first one took none.
-        last, gaps = (self._last_token[index], count) if index in self._last_token else (now, count - 1)
-        for _ in range(gaps):
-            self._metrics.inter_token.observe((now - last) / gaps)
-        self._last_token[index] = now
-
-    def end(self, unfinished: FinishReason) -> None:
-        """The prompt has ended, if it has not already; samples that gave no reason of their own have `unfinished`."""
-        if self._ended:
-            return
-        self._ended = True
-        for index in range(self._params.n):
-            self._metrics.finished[self._reasons.get(index, unfinished)].inc()
-        self._see_times(time.monotonic())
-        self._see_sizes()
-
-    def _see_times(self, now: float) -> None:
-        metrics = self._metrics
-        metrics.latency.observe(now - self._arrival)
-        if self._last is None or self._first is None:
-            return
-        scheduled = self._last.metrics.scheduled_time_s or self._arrival
-        metrics.queue.observe(max(0.0, scheduled - self._arrival))
-        metrics.prefill.observe(max(0.0, self._first - scheduled))
-        metrics.decode.observe(now - self._first)
-        metrics.inference.observe(max(0.0, now - scheduled))
-        longest = max(self._num_tokens.values())
-        if longest > 1:
-            metrics.per_token.observe((now - self._first) / (longest - 1))
-
-    def _see_sizes(self) -> None:
-        metrics, output = self._metrics, self._last
-        metrics.prompt_tokens.observe(self._num_prompt_tokens)
-        metrics.n.observe(self._params.n)
-        if self._params.max_tokens is not None:
-            metrics.max_tokens.observe(self._params.max_tokens)
-        if output is None:
-            return
-        metrics.computed_tokens.observe(self._num_prompt_tokens - output.num_cached_tokens)
-        metrics.preemptions.observe(output.metrics.num_preemptions)
-        for count in self._num_tokens.values():
-            metrics.generation_tokens.observe(count)
-        metrics.max_generation_tokens.observe(max(self._num_tokens.values(), default=0))
-
-
 def token_buckets(most: int) -> list[int]:
     """1, 2, 5, 10, 20, 50, ... up to `most`."""
     buckets, scale = [], 1
@@ -237,6 +164,10 @@ class _EngineCollector(Collector):
         self._add(by_reason, stats.num_waiting, reason="capacity")
         self._add(by_reason, 0, reason="deferred")
         yield by_reason
+        queries = max(1, stats.prefix_cache_queries)
+        yield self._gauge(
+            "prefix_cache_hit_rate", "Hits over queries since the start.", stats.prefix_cache_hits / queries
+        )
         yield self._gauge("num_requests_swapped", "Always 0: preempted requests are computed again.", 0)
         yield self._gauge("kv_cache_usage_perc", "Share of pages in use, 0 to 1.", stats.kv_usage)
         yield self._gauge("cpu_cache_usage_perc", "Always 0: no pages are swapped out.", 0)
@@ -260,7 +191,8 @@ class _EngineCollector(Collector):
         info = self._gauge("cache_config_info", "The KV pool.")
         self._add(
             info, 1, block_size=str(facts.block_size), num_gpu_blocks=str(facts.num_blocks),
-            enable_prefix_caching=str(facts.enable_prefix_caching), cache_dtype="auto",
+            enable_prefix_caching=str(facts.enable_prefix_caching), cache_dtype=facts.cache_dtype,
+            gpu_memory_utilization=str(facts.gpu_memory_utilization),
         )  # fmt: skip
         yield info
         state = self._gauge("engine_sleep_state", "1 for the state the engine is in.")

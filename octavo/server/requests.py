@@ -50,6 +50,7 @@ class EngineBody(Body):
     priority: Int | None = None
     cache_salt: str | None = Field(None, min_length=1, max_length=128, pattern=r"^[^@/\\\x00]+$")
     request_id: str | None = Field(None, min_length=1, max_length=128, pattern=r"^[!-~]+$")
+    return_metrics: bool | None = False
 
 
 class GenerationRequest(EngineBody):

@@ -27,6 +27,24 @@ class Usage(msgspec.Struct):
     prompt_tokens_details: PromptTokensDetails
 
 
+class RequestTimes(msgspec.Struct):
+    """Where the time of a request went, in milliseconds; null for what has not been.
+
+    Attributes:
+        time_to_first_token_ms: from arrival, the first of all prompts and samples.
+        generation_time_ms: from the first token to the end.
+        queue_time_ms: from arrival until the engine took it up.
+        mean_itl_ms: mean time between two tokens of a sample.
+        tokens_per_second: of all samples together, after the first token.
+    """
+
+    time_to_first_token_ms: float | None
+    generation_time_ms: float | None
+    queue_time_ms: float | None
+    mean_itl_ms: float | None
+    tokens_per_second: float | None
+
+
 # ---------------------------------------------------------------- logprobs
 
 
@@ -102,6 +120,7 @@ class Completion(msgspec.Struct, kw_only=True):
     system_fingerprint: str
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
+    metrics: RequestTimes | UnsetType = UNSET
 
 
 # ---------------------------------------------------------------- chat
@@ -156,6 +175,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
+    metrics: RequestTimes | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_text: str | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
@@ -171,6 +191,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    metrics: RequestTimes | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_text: str | UnsetType = UNSET
 
@@ -199,6 +220,7 @@ class Generation(msgspec.Struct, kw_only=True):
     choices: list[GenerationChoice]
     prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
     usage: Usage | UnsetType | None = UNSET
+    metrics: RequestTimes | UnsetType = UNSET
 
 
 # ---------------------------------------------------------------- the small routes

@@ -14,8 +14,8 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import NamedTuple, TypeVar, cast
 
@@ -32,7 +32,7 @@ from octavo.logging import get_logger
 from octavo.messages import LOADING_WEIGHTS, Progress
 from octavo.server.app import build_app
 from octavo.server.connection import make_http_server
-from octavo.server.listening import open_to_clients, reserve
+from octavo.server.listening import open_to_clients, reserve, reserve_path, url_of
 from octavo.server.serving import Lifecycle, make_serving
 
 T = TypeVar("T")
@@ -87,8 +87,23 @@ def serve(
     """
     if not server.api_key and envs.API_KEY.get():
         server = replace(server, api_key=(envs.API_KEY.get(),))
-    with reserve(server.host, server.port) as sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with _reserved(server) as sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_Server(server, sock, make_config, progress, on_ready, child).run())
+
+
+@contextmanager
+def _reserved(server: ServerConfig) -> Iterator[socket.socket]:
+    """The port or path, ours until the end."""
+    if server.uds is None:
+        with reserve(server.host, server.port) as sock:
+            yield sock
+        return
+    with reserve_path(server.uds) as sock:
+        try:
+            yield sock
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(server.uds)
 
 
 class _Server:
@@ -130,13 +145,13 @@ class _Server:
     async def _serve(self, loading: "asyncio.Task[EngineFacts]") -> int:
         lifecycle = Lifecycle(self._server)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lifecycle.keys.reload)
+        http = make_http_server(build_app(lifecycle), self._server)
         await _first(loading, self._checked.wait(), self._stop.wait())
         if self._stop.is_set():
             return 0
         if loading.done():
             await loading
         open_to_clients(self._sock)
-        http = make_http_server(build_app(lifecycle), self._server.uvicorn_log_level)
         answering = asyncio.create_task(http.serve([self._sock]), name="http")
         try:
             await _first(loading, answering, self._stop.wait())
@@ -148,6 +163,8 @@ class _Server:
         finally:
             http.should_exit = True
             await answering
+            if lifecycle.tracer is not None:
+                await asyncio.to_thread(lifecycle.tracer.close)
 
     async def _serve_until_stopped(
         self, lifecycle: Lifecycle, facts: EngineFacts, answering: "asyncio.Task[None]"
@@ -155,7 +172,8 @@ class _Server:
         engine = self._loaded_engine()
         gc.freeze()  # what start-up made stays for good; collections need not look at it again
         if self._on_ready is not None:
-            self._on_ready(_banner(self._sock, engine.config, facts))
+            scheme = "https" if self._server.ssl_certfile else "http"
+            self._on_ready(_banner(url_of(self._sock, scheme), engine.config, facts))
         lost = asyncio.create_task(_lost(engine))
         try:
             await _first(answering, self._stop.wait(), lost)
@@ -251,12 +269,11 @@ async def _in_thread(work: Callable[[], T]) -> T:
     return await done
 
 
-def _banner(sock: socket.socket, config: EngineConfig, facts: EngineFacts) -> Banner:
-    host, port = sock.getsockname()[:2]
+def _banner(url: str, config: EngineConfig, facts: EngineFacts) -> Banner:
     pages = max(facts.num_blocks)
     tokens = pages * facts.block_size
     return Banner(
-        url=f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}",
+        url=url,
         model=config.served_model_name,
         device=facts.device,
         dtype=facts.dtype,

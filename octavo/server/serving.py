@@ -19,6 +19,8 @@ from octavo.server.errors import ServiceUnavailableError
 from octavo.server.keys import KeyRing
 from octavo.server.metrics import HttpMetrics, Metrics, ModelFacts
 from octavo.server.prompts import PromptReader
+from octavo.server.request_log import RequestLog
+from octavo.server.tracing import Tracer
 from octavo.version import VERSION
 
 
@@ -48,6 +50,7 @@ class Serving:
     defaults: Mapping[str, Any]
     prompts: PromptReader
     metrics: Metrics
+    request_log: RequestLog
     fingerprint: str
     created: int
 
@@ -77,6 +80,7 @@ class Lifecycle:
         self.server = server
         self.keys = KeyRing(server.api_key, server.api_key_file)
         self.http_metrics = HttpMetrics()
+        self.tracer = Tracer(server.otlp_traces_endpoint) if server.otlp_traces_endpoint else None
         self._serving: Serving | None = None
         self._draining = False
         self._failure: str | None = None
@@ -158,14 +162,19 @@ def make_serving(engine: Engine, server: ServerConfig) -> Serving:
         block_size=config.cache.block_size,
         num_blocks=next(iter(config.cache.num_blocks), 0),
         enable_prefix_caching=config.cache.enable_prefix_caching,
+        cache_dtype=config.cache.kv_cache_dtype,
+        gpu_memory_utilization=config.cache.gpu_memory_utilization,
     )
+    metrics = Metrics(facts, engine.stats, vllm_names=server.metrics_prefix_vllm)
+    engine.on_step = metrics.step_tokens.observe
     return Serving(
         engine=engine,
         config=config,
         model_names=tuple(names),
         defaults=default_sampling_params(config),
         prompts=PromptReader(tokenizer, make_template(config, tokenizer), config.spec.vocab_size, config.max_model_len),
-        metrics=Metrics(facts, engine.stats, vllm_names=server.metrics_prefix_vllm),
+        metrics=metrics,
+        request_log=RequestLog(server, tokenizer),
         fingerprint=fingerprint(config, engine.facts.numerics),
         created=int(time.time()),
     )

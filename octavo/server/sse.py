@@ -1,6 +1,7 @@
 """Server-sent events that stop working when the client is gone. Knows no event's content."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, TypeVar
 
@@ -16,6 +17,9 @@ T = TypeVar("T")
 logger = get_logger(__name__)
 
 DONE = b"data: [DONE]\n\n"
+
+KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment: clients skip it, and proxies see that the connection lives."""
 
 
 def event(data: bytes) -> bytes:
@@ -41,24 +45,33 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(task, watch, return_exceptions=True)
 
 
-async def event_stream(request: Request, events: AsyncGenerator[bytes]) -> Response:
-    """A response that sends `events`. It starts once the first is there, so what fails before has its own status."""
+async def event_stream(request: Request, events: AsyncGenerator[bytes], keep_alive_s: float = 0.0) -> Response:
+    """A response that sends `events`. It starts once the first is there, so what fails before has its own status; or
+    after `keep_alive_s`, if that is given: from then on it carries a comment whenever it was silent for as long.
+    """
+    first = asyncio.ensure_future(_first(events))
     try:
-        first = await unless_gone(request.receive, _first(events))
+        await unless_gone(request.receive, _wait(first, keep_alive_s))
+        if first.done():
+            first.result()
     except BaseException:
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
         await events.aclose()
         raise
-    return _EventStream(first, events)
+    return _EventStream(first, events, keep_alive_s)
 
 
 class _EventStream(Response):
     media_type = "text/event-stream"
 
-    def __init__(self, first: bytes, events: AsyncGenerator[bytes]) -> None:
+    def __init__(self, first: "asyncio.Future[bytes]", events: AsyncGenerator[bytes], keep_alive_s: float) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._first = first
         self._events = events
+        self._keep_alive_s = keep_alive_s
+        self._last_sent_s = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -66,20 +79,48 @@ class _EventStream(Response):
         except ClientGone:
             pass
         finally:
+            self._first.cancel()
+            await asyncio.gather(self._first, return_exceptions=True)
             await self._events.aclose()
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await _send_body(send, self._first, more=True)
+        if self._first.done():
+            self._last_sent_s = time.monotonic()
+        beat = asyncio.create_task(self._keep_alive(send)) if self._keep_alive_s else None
         try:
+            await self._send_events(send)
+        finally:
+            if beat is not None:
+                beat.cancel()
+                await asyncio.gather(beat, return_exceptions=True)
+        await _send_body(send, b"", more=False)
+
+    async def _send_events(self, send: Send) -> None:
+        try:
+            await _send_body(send, await self._first, more=True)
             async for data in self._events:
                 await _send_body(send, data, more=True)
+                self._last_sent_s = time.monotonic()
         except Exception as err:  # the status is sent already: an event tells, and the stream ends without [DONE]
             found = failure(err)
             if found.status == 500:
                 logger.error("a stream ended early: %s", found.error.message, exc_info=err)
             await _send_body(send, event(found.json()), more=True)
-        await _send_body(send, b"", more=False)
+
+    async def _keep_alive(self, send: Send) -> None:
+        """Every event is one message, so a comment never lands inside one."""
+        while True:
+            silence_s = time.monotonic() - self._last_sent_s
+            if silence_s < self._keep_alive_s:
+                await asyncio.sleep(self._keep_alive_s - silence_s)
+                continue
+            self._last_sent_s = time.monotonic()
+            await _send_body(send, KEEP_ALIVE, more=True)
+
+
+async def _wait(first: "asyncio.Future[bytes]", keep_alive_s: float) -> None:
+    await asyncio.wait([first], timeout=keep_alive_s or None)
 
 
 async def _send_body(send: Send, data: bytes, *, more: bool) -> None:

@@ -45,6 +45,15 @@ ContentFormat = Literal["auto", "string", "openai"]
 _RESERVED = frozenset(["messages", "tools", "documents", "add_generation_prompt"])
 
 
+def syntax_error(source: str) -> str | None:
+    """What is wrong with the text of a template, None if it compiles."""
+    try:
+        _ENVIRONMENT.parse(source)
+    except jinja2.TemplateSyntaxError as err:
+        return f"the chat template is not valid jinja: line {err.lineno}: {err.message}"
+    return None
+
+
 class ChatTemplate:
     """A compiled template, or several by name ("default", "tool_use").
 
@@ -76,10 +85,10 @@ class ChatTemplate:
         if not named:
             self.error = "the model has no chat template; start with --chat-template FILE, or use /v1/completions"
         for name, text in named.items():
-            try:
+            wrong = syntax_error(text)
+            if wrong is None:
                 self._templates[name] = _Compiled(text, tokenizer.special_tokens, content_format)
-            except jinja2.TemplateSyntaxError as err:
-                self.error = f"the chat template is not valid jinja: line {err.lineno}: {err.message}"
+            self.error = wrong or self.error
 
     def with_source(self, source: str) -> "ChatTemplate":
         """Another template, used in the same way.

@@ -35,7 +35,7 @@ def test_a_second_long_flag_names_the_same_option():
         ({"enable_lora": True}, "LoRA adapters are not supported in this version"),
         ({"max_loras": 2}, "max_loras: LoRA adapters are not supported"),
         ({"nnodes": 2}, "more than one machine is not supported"),
-        ({"sse_keep_alive_interval": 5}, "comments that keep a stream alive are not supported"),
+        ({"collect_detailed_traces": "model"}, "collect_detailed_traces: tracing inside a step is .* not supported"),
         ({"speculative_config": {}}, "speculative decoding is not supported"),
         ({"port": 8000}, "port belongs to the HTTP server"),
         ({"tensor_parallel_size": 2}, "--tensor-parallel-size is 2 but must be at most 1"),

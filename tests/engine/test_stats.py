@@ -11,7 +11,7 @@ def test_a_busy_engine_logs_rates_of_the_interval(caplog):
     assert len(caplog.messages) == 2
     assert "generation throughput: 20.0 tokens/s" in caplog.messages[0]
     assert "generation throughput: 30.0 tokens/s, Running: 2 reqs, Waiting: 1 reqs" in caplog.messages[1]
-    assert "KV cache usage: 25.0%" in caplog.messages[1]
+    assert "GPU KV cache usage: 25.0%" in caplog.messages[1]
 
 
 def test_time_without_work_is_not_counted(caplog):

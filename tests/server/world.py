@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -252,7 +252,7 @@ async def _serve(config: EngineConfig, server: ServerConfig, sock: Any, started:
         await engine.start()
         lifecycle = Lifecycle(server)
         lifecycle.ready(make_serving(engine, server))
-        http = make_http_server(build_app(lifecycle), "error")
+        http = make_http_server(build_app(lifecycle), replace(server, uvicorn_log_level="error"))
     except BaseException as err:
         started.set_exception(err)
         raise
