@@ -1,14 +1,10 @@
 """Puts routes, middleware and error handlers together. Starts nothing and listens to nothing (`run.py` does)."""
 
-<<<<<<< HEAD
+import inspect
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from types import ModuleType
-from typing import Any
-=======
-import inspect
 from typing import Any, cast
->>>>>>> 339b28a (Traces over OTLP, times in answers, JSON logs, TLS, Unix sockets, kept-alive streams; vLLM's flags and variables are honoured or named)
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -20,17 +16,11 @@ from starlette.middleware.cors import CORSMiddleware
 from octavo.errors import ConfigError, OctavoError
 from octavo.registry import load_object
 from octavo.server.errors import ClientGone, on_error
-<<<<<<< HEAD
-from octavo.server.middleware import AnswerHeaders, HeaderLimits, KeyCheck, Measure, WholeBody
+from octavo.server.middleware import AnswerHeaders, HeaderLimits, KeyCheck, Measure, RootPath, WholeBody
 from octavo.server.routes import batches, chat, completions, files, generate, health, metrics, models, tokenize
 from octavo.server.serving import Lifecycle
 from octavo.server.store import Store
-=======
-from octavo.server.middleware import AnswerHeaders, HeaderLimits, KeyCheck, Measure, RootPath, WholeBody
-from octavo.server.routes import chat, completions, generate, health, metrics, models, tokenize
-from octavo.server.serving import Lifecycle
 from octavo.server.tracing import Traced
->>>>>>> 339b28a (Traces over OTLP, times in answers, JSON logs, TLS, Unix sockets, kept-alive streams; vLLM's flags and variables are honoured or named)
 from octavo.server.unknown_fields import HEADER as IGNORED_FIELDS
 from octavo.version import VERSION
 
@@ -41,33 +31,17 @@ ROUTES = (models, *INFERENCE, tokenize, files, batches, health, metrics)
 
 
 def build_app(lifecycle: Lifecycle) -> FastAPI:
-<<<<<<< HEAD
     """The ASGI app over `lifecycle`, whose engine may still be loading. Served, it closes what it opened.
 
     Raises:
-        ConfigError: `--files-dir` cannot be used.
-=======
-    """The ASGI app over `lifecycle`, whose engine may still be loading.
-
-    Raises:
-        ConfigError: --root-path is no path, or --middleware names nothing that can be used.
->>>>>>> 339b28a (Traces over OTLP, times in answers, JSON logs, TLS, Unix sockets, kept-alive streams; vLLM's flags and variables are honoured or named)
+        ConfigError: --files-dir cannot be used, --root-path is no path, or --middleware names nothing to be used.
     """
     server = lifecycle.server
     if server.root_path and not server.root_path.startswith("/"):
         raise ConfigError(f"--root-path is {server.root_path!r} but must begin with a slash, as in /llm")
     openapi_url = None if server.disable_fastapi_docs else "/openapi.json"
-<<<<<<< HEAD
-    app = _routed(lifecycle, ROUTES, root_path=server.root_path, openapi_url=openapi_url, lifespan=_closing_store)
+    app = _routed(lifecycle, ROUTES, openapi_url=openapi_url, lifespan=_closing_store)
     app.state.store = Store(lifecycle, inner_app(lifecycle))
-=======
-    app = FastAPI(title="Octavo", version=VERSION, openapi_url=openapi_url)
-    app.state.lifecycle = lifecycle
-    for route in ROUTES:
-        app.include_router(route.router)
-    for kind in (OctavoError, ValidationError, HTTPException, ClientGone, Exception):
-        app.add_exception_handler(kind, on_error)
->>>>>>> 339b28a (Traces over OTLP, times in answers, JSON logs, TLS, Unix sockets, kept-alive streams; vLLM's flags and variables are honoured or named)
     # The last one added is the first to see a request.
     for name in server.middleware:
         _add_foreign_middleware(app, name)
@@ -89,7 +63,21 @@ def build_app(lifecycle: Lifecycle) -> FastAPI:
     return app
 
 
-<<<<<<< HEAD
+def _add_foreign_middleware(app: FastAPI, name: str) -> None:
+    """Nearest to the routes: it sees requests that have a key, and whole bodies."""
+    module, _, attribute = name.replace(":", ".").rpartition(".")
+    try:
+        found: Any = load_object(f"{module}:{attribute}")
+    except (ImportError, AttributeError, ValueError) as err:
+        raise ConfigError(f"--middleware {name} cannot be imported: {err}") from None
+    if inspect.isclass(found):
+        app.add_middleware(cast(Any, found))
+    elif inspect.iscoroutinefunction(found):
+        app.add_middleware(BaseHTTPMiddleware, dispatch=found)
+    else:
+        raise ConfigError(f"--middleware {name} is neither a class nor a coroutine function")
+
+
 def inner_app(lifecycle: Lifecycle) -> FastAPI:
     """The routes of batches, for requests of our own: nothing stands before them."""
     return _routed(lifecycle, INFERENCE, openapi_url=None)
@@ -111,18 +99,3 @@ async def _closing_store(app: FastAPI) -> AsyncIterator[None]:
         yield
     finally:
         await app.state.store.close()
-=======
-def _add_foreign_middleware(app: FastAPI, name: str) -> None:
-    """Nearest to the routes: it sees requests that have a key, and whole bodies."""
-    module, _, attribute = name.replace(":", ".").rpartition(".")
-    try:
-        found: Any = load_object(f"{module}:{attribute}")
-    except (ImportError, AttributeError, ValueError) as err:
-        raise ConfigError(f"--middleware {name} cannot be imported: {err}") from None
-    if inspect.isclass(found):
-        app.add_middleware(cast(Any, found))
-    elif inspect.iscoroutinefunction(found):
-        app.add_middleware(BaseHTTPMiddleware, dispatch=found)
-    else:
-        raise ConfigError(f"--middleware {name} is neither a class nor a coroutine function")
->>>>>>> 339b28a (Traces over OTLP, times in answers, JSON logs, TLS, Unix sockets, kept-alive streams; vLLM's flags and variables are honoured or named)

@@ -33,20 +33,6 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-<<<<<<< HEAD
-def make_http_server(app: FastAPI, log_level: str) -> HttpServer:
-    """uvicorn for `app`; give its `serve` the socket."""
-    return HttpServer(
-        uvicorn.Config(
-            app,
-            http=Connection,
-            log_level=log_level,
-            lifespan="on",
-            server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=FLUSH_S,
-        )
-=======
 def make_http_server(app: FastAPI, server: ServerConfig) -> HttpServer:
     """uvicorn for `app`; give its `serve` the socket.
 
@@ -63,7 +49,7 @@ def make_http_server(app: FastAPI, server: ServerConfig) -> HttpServer:
         log_config=None,
         log_level=server.uvicorn_log_level,
         access_log=not server.disable_uvicorn_access_log,
-        lifespan="off",
+        lifespan="on",
         server_header=False,
         timeout_keep_alive=int(envs.KEEP_ALIVE.get()),
         timeout_graceful_shutdown=FLUSH_S,
@@ -71,7 +57,6 @@ def make_http_server(app: FastAPI, server: ServerConfig) -> HttpServer:
         ssl_certfile=server.ssl_certfile,
         ssl_ca_certs=server.ssl_ca_certs,
         ssl_cert_reqs=server.ssl_cert_reqs,
->>>>>>> 339b28a (Traces over OTLP, times in answers, JSON logs, TLS, Unix sockets, kept-alive streams; vLLM's flags and variables are honoured or named)
     )
     try:
         config.load()

@@ -49,12 +49,12 @@ def header(scope: Scope, name: bytes) -> bytes | None:
     return next((value for key, value in scope["headers"] if key == name), None)
 
 
-<<<<<<< HEAD
 def _path(scope: Scope) -> str:
     """The path below the prefix of a proxy."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))
-=======
+
+
 class RootPath:
     """Under --root-path: paths may carry the prefix, as they do behind a proxy that leaves it on."""
 
@@ -66,7 +66,6 @@ class RootPath:
         if self._root_path:
             scope["root_path"] = self._root_path
         await self._app(scope, receive, send)
->>>>>>> 339b28a (Traces over OTLP, times in answers, JSON logs, TLS, Unix sockets, kept-alive streams; vLLM's flags and variables are honoured or named)
 
 
 class AnswerHeaders:
