@@ -223,12 +223,14 @@ class ServerConfig:
     """Size of all uploaded files together."""
     batch_concurrency: int | None = option(None, ge=1)
     """Most lines of batches that run at once, behind all other requests. Default: a quarter of --max-num-seqs."""
-    shutdown_timeout: int = option(20, ge=0)
+    drain_timeout: int = option(20, ge=0, aliases=("--shutdown-timeout",))
     """Seconds that running requests get to finish after SIGTERM; 0 aborts them."""
     log_level: str | None = option(None, choices=("debug", "info", "warning", "error", "critical"))
     """Log level of everything. Default: OCTAVO_LOG_LEVEL, or info."""
     log_format: str | None = option(None, choices=("text", "json"), aliases=("--logging-config.formatter",))
     """json: one object a line. Default: OCTAVO_LOG_FORMAT, or text."""
+    restart_engine: bool = option(False)
+    """Start a lost engine again, up to five times in ten minutes. Default: the server ends with exit code 1."""
     enable_log_requests: bool = option(False)
     """Log the id, lengths and parameters of each request; with --log-level debug also its text."""
     enable_log_outputs: bool = option(False)
@@ -248,7 +250,8 @@ class ServerConfig:
     metrics_prefix_vllm: bool = option(True)
     """Export the metrics under the vllm: names too, so that existing dashboards work."""
     watchdog_timeout: int = option(300, ge=1)
-    """Seconds without progress of a step after which the engine counts as hung and /health answers 503."""
+    """Seconds after which a step that still computes counts as hung. One that hangs without computing, and a process
+    that is stopped, are noticed within 10 s whatever this is."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from octavo.cli.command import Command
 from octavo.cli.options import normalize_flags
-from octavo.errors import ClientError, OctavoError
+from octavo.errors import ClientError, EngineError, OctavoError
 from octavo.registry import Registry
 from octavo.version import VERSION
 
@@ -42,6 +42,7 @@ SUMMARIES = {
     "key": "make API keys for octavo serve --api-key-file",
 }
 
+EXIT_FAILED = 1
 EXIT_BAD_USAGE = 2
 
 
@@ -59,11 +60,11 @@ def run(argv: list[str]) -> int:
     except OctavoError as err:
         param = f" ({err.param})" if isinstance(err, ClientError) and err.param else ""
         print(f"octavo {chosen}: {err}{param}", file=sys.stderr)
-        return EXIT_BAD_USAGE
+        return EXIT_FAILED if isinstance(err, EngineError) else EXIT_BAD_USAGE
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        return 1
+        return EXIT_FAILED
 
 
 def _run(argv: list[str], chosen: str | None) -> int:

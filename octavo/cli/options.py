@@ -154,6 +154,10 @@ def _int_or_text(text: str) -> int | str:
     return int(text) if text.lstrip("-").isdigit() else text
 
 
+def _name(flag: str) -> str:
+    return flag.lstrip("-").replace("-", "_")
+
+
 def _dashed(word: str) -> str:
     flag, equals, value = word.partition("=")
     return flag.replace("_", "-") + equals + value
@@ -171,7 +175,9 @@ def _read_config_file(path: str, sections: tuple[type, ...]) -> dict[str, object
         return {}
     if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):
         raise ConfigError(f"--config {path} must hold a mapping of option names to values")
-    options = dict(_named(key.lstrip("-").replace("-", "_"), value) for key, value in loaded.items())
+    names = {_name(flag): f.name for section in sections for f in option_fields(section) for flag in flag_names(f)}
+    pairs = (_named(_name(key), value) for key, value in loaded.items())
+    options = {names.get(name, name): value for name, value in pairs}
     if "model_tag" in options:
         options["model"] = options.pop("model_tag")
     try:

@@ -10,14 +10,17 @@ from dataclasses import replace
 from functools import partial
 from types import TracebackType
 
+import msgspec
+
 from octavo import envs
 from octavo.config import EngineConfig
 from octavo.engine.child import EngineChild
 from octavo.engine.client import ProcessClient
 from octavo.engine.input_processor import InputProcessor, Prompt
 from octavo.engine.output_processor import OutputProcessor, RequestState
-from octavo.engine.protocol import EngineFacts, News, Refused, Reply, client_error
-from octavo.engine.stats import StatsLogger
+from octavo.engine.protocol import Beat, EngineFacts, News, Refused, Reply, refusal
+from octavo.engine.stats import StatsLogger, counters, total
+from octavo.engine.watchdog import Watchdog
 from octavo.errors import EngineDeadError, OctavoError, OverloadedError
 from octavo.logging import get_logger
 from octavo.messages import EngineOutput, Progress, SchedulerStats
@@ -26,6 +29,8 @@ from octavo.sampling_params import SamplingParams
 from octavo.tokenizer.tokenizer import load_tokenizer
 
 logger = get_logger(__name__)
+
+WATCH_INTERVAL_S = 0.1
 
 OUTPUTS_PER_TURN = 64
 """News of this many sequences are processed before the event loop gets a turn for its other work."""
@@ -42,7 +47,8 @@ class AsyncLLM:
 
     Args:
         config: from `engine.resolve.make_config`.
-        watchdog_timeout_s: without a step for this long while work is pending, the engine counts as hung.
+        watchdog_timeout_s: without a step for this long while work is pending, the engine counts as hung, even if it
+            computes.
         log_stats: write a statistics line while busy.
         child: a process started earlier, to save time.
 
@@ -70,16 +76,18 @@ class AsyncLLM:
         except BaseException:
             self._client.close()
             raise
+        self._watchdog = Watchdog(watchdog_timeout_s)
         self._watchdog_timeout_s = watchdog_timeout_s
         self._stats = SchedulerStats()
+        self._earlier = SchedulerStats()  # counters of processes that were lost
         self._stats_logger = StatsLogger(envs.LOG_STATS_INTERVAL.get()) if log_stats else None
         self._outputs = OutputProcessor(self.tokenizer)
         self._inputs: InputProcessor | None = None
         self._replies: dict[int, asyncio.Future[bool]] = {}
-        self._reader: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._failure: EngineDeadError | None = None
+        self._lost = asyncio.Event()
         self._draining = False
-        self._last_progress_s = 0.0
 
     async def start(self, progress: Progress | None = None) -> EngineFacts:
         """Start the process and load the model.
@@ -96,8 +104,35 @@ class AsyncLLM:
         self.config = replace(self.config, cache=cache, max_model_len=facts.max_model_len)
         self._inputs = InputProcessor(self.config, self.tokenizer, facts.max_request_tokens)
         self.facts = facts
-        self._reader = asyncio.create_task(self._read(), name="engine-reader")
+        self._attend()
         return facts
+
+    async def restart(self, progress: Progress | None = None) -> None:
+        """Start a new process in place of one that was lost. It has the same sizes, counters and the numbers of
+        submissions go on; cached prompt beginnings are gone.
+
+        Raises:
+            ConfigError, ModelError, EngineDeadError: it cannot be started; another try may follow.
+        """
+        assert self._failure is not None and self.facts is not None
+        self._client.close()
+        self._client = ProcessClient(self.config)
+        try:
+            facts = await self._client.start(progress)
+            if msgspec.structs.replace(facts, load_s=self.facts.load_s) != self.facts:
+                raise EngineDeadError(f"the engine came back as another one: {facts} instead of {self.facts}")
+        except BaseException:
+            self._client.close()
+            raise
+        self._failure = None
+        self._lost.clear()
+        self._attend()
+
+    async def lost(self) -> EngineDeadError:
+        """Wait until the engine is gone or hung; every open request has ended then. Returns why."""
+        await self._lost.wait()
+        assert self._failure is not None
+        return self._failure
 
     async def __aenter__(self) -> "AsyncLLM":
         await self.start()
@@ -193,22 +228,16 @@ class AsyncLLM:
         return True
 
     def check_health(self) -> None:
-        """Probe the progress of steps; sends nothing.
+        """Return if requests are taken and answered; sends nothing.
 
         Raises:
             EngineDeadError: the engine is not started, gone, or hung.
         """
         self._check_started()
-        silence_s = time.monotonic() - self._last_progress_s
-        if len(self._outputs) and silence_s > self._watchdog_timeout_s:
-            raise EngineDeadError(
-                f"no step has ended for {silence_s:.0f} s while {len(self._outputs)} requests are open; "
-                f"the limit is {self._watchdog_timeout_s:g} s (--watchdog-timeout)"
-            )
 
     def stats(self) -> SchedulerStats:
-        """State after the latest step, without asking the engine process."""
-        return self._stats
+        """State after the latest step, without asking the engine process; counters go on after a restart."""
+        return total(self._earlier, self._stats)
 
     async def drain(self, timeout_s: float) -> bool:
         """Take no new requests and wait for the open ones; those left after `timeout_s` are aborted.
@@ -227,8 +256,9 @@ class AsyncLLM:
     def close(self) -> None:
         """Stop the engine and all its processes; open requests end with EngineDeadError. May be called twice."""
         self._fail(EngineDeadError("the engine is closed"))
-        if self._reader is not None and not self._reader.get_loop().is_closed():
-            self._reader.cancel()
+        for task in self._tasks:
+            if not task.get_loop().is_closed():
+                task.cancel()
         self._client.close()
 
     def _check_started(self) -> InputProcessor:
@@ -252,7 +282,7 @@ class AsyncLLM:
             raise OverloadedError("the engine is shutting down and takes no new requests")
         submission = inputs.process(prompt, params, request_id, priority=priority, cache_salt=cache_salt)
         if not len(self._outputs):
-            self._last_progress_s = time.monotonic()
+            self._watchdog.stepped()
         return self._outputs.add(submission, on_news)
 
     def _abort(self, request_ids: Iterable[str]) -> None:
@@ -262,26 +292,54 @@ class AsyncLLM:
         if engine_ids and self._failure is None:
             self._client.abort(engine_ids)
 
+    def _attend(self) -> None:
+        """Listen to a process that has started, and watch it."""
+        self._watchdog = Watchdog(self._watchdog_timeout_s)
+        self._tasks = [
+            asyncio.create_task(self._read(), name="engine-reader"),
+            asyncio.create_task(self._watch(), name="engine-watchdog"),
+        ]
+
     async def _read(self) -> None:
         """Pass on what the process says, until it has nothing more to say."""
         try:
             while True:
                 message = await self._client.receive()
+                self._watchdog.heard()
                 match message:
                     case News(outputs):
                         if outputs.stats is not None:
                             self._observe(outputs.stats)
                         await self._process(outputs.outputs)
+                    case Beat(cpu_s):
+                        self._watchdog.worked(cpu_s)
                     case Refused(engine_id):
-                        self._outputs.refuse(engine_id, client_error(message))
+                        self._outputs.refuse(engine_id, refusal(message))
                     case Reply(call_id, value):
                         self._replies.pop(call_id).set_result(value)
         except OctavoError as err:
-            logger.error("%s", err)
-            self._fail(EngineDeadError(str(err)))
+            self._lose(str(err))
         except Exception as err:  # without a reader nobody would ever be answered
             logger.exception("the engine's messages cannot be read")
-            self._fail(EngineDeadError(f"the engine's messages cannot be read: {type(err).__name__}: {err}"))
+            self._lose(f"the engine's messages cannot be read: {type(err).__name__}: {err}")
+
+    async def _watch(self) -> None:
+        """Let the watchdog's time pass, until it says that the engine is lost."""
+        seen_s = time.monotonic()
+        cause = None
+        while cause is None:
+            await asyncio.sleep(WATCH_INTERVAL_S)
+            before_s, seen_s = seen_s, time.monotonic()
+            cause = self._watchdog.tick(seen_s - before_s, len(self._outputs))
+        self._lose(cause)
+
+    def _lose(self, cause: str) -> None:
+        """The process is gone, or no good: end it and every open request."""
+        self._client.kill()
+        self._fail(EngineDeadError(cause))
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
 
     async def _process(self, outputs: list[EngineOutput]) -> None:
         for start in range(0, len(outputs), OUTPUTS_PER_TURN):
@@ -291,19 +349,20 @@ class AsyncLLM:
 
     def _observe(self, stats: SchedulerStats) -> None:
         if stats.steps > self._stats.steps:
-            self._last_progress_s = time.monotonic()
+            self._watchdog.stepped()
             if self.on_step is not None:
                 self.on_step(stats.step_tokens - self._stats.step_tokens)
         self._stats = stats
         if self._stats_logger is not None:
-            self._stats_logger.observe(stats)
+            self._stats_logger.observe(self.stats())
 
     def _fail(self, failure: EngineDeadError) -> None:
         """Nothing will be answered any more: end everything that waits."""
         if self._failure is not None:
             return
         self._failure = failure
-        self._stats = SchedulerStats()
+        self._lost.set()
+        self._earlier, self._stats = counters(self.stats()), SchedulerStats()
         self._outputs.fail_all(lambda: EngineDeadError(str(failure)))
         for reply in self._replies.values():
             if not reply.done():

@@ -41,6 +41,10 @@ class EngineChild:
             self.process.stdin.write(len(config).to_bytes(8, "little") + config)
             self.process.stdin.flush()
 
+    def kill(self) -> None:
+        """End the process now, even a stopped one; `close` tidies up."""
+        self.process.kill()
+
     def close(self) -> None:
         """End the process and remove its folder. May be called twice."""
         assert self.process.stdin is not None

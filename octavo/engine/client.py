@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import shutil
+import signal
 import subprocess
 import threading
 from collections.abc import Iterable
@@ -16,12 +17,14 @@ from octavo.config import EngineConfig
 from octavo.engine.child import EngineChild, private_folder
 from octavo.engine.core import make_core
 from octavo.engine.protocol import (
+    UNREADABLE,
     Abort,
     EngineFacts,
     Exited,
     Failed,
     FromEngine,
     Loading,
+    News,
     Ready,
     ResetPrefixCache,
     Submit,
@@ -29,9 +32,13 @@ from octavo.engine.protocol import (
     decode_from_engine,
     encode,
     engine_error,
+    request_ids,
 )
 from octavo.errors import EngineDeadError
+from octavo.logging import get_logger
 from octavo.messages import EngineOutput, EngineOutputs, EngineRequest, Progress, SchedulerStats
+
+logger = get_logger(__name__)
 
 LAST_WORDS_MS = 200
 """How long to look for a dying process's reason after its end was noticed."""
@@ -149,12 +156,16 @@ class ProcessClient:
         return call_id
 
     async def receive(self) -> FromEngine:
-        """The next message of the process.
+        """The next message of the process. One that cannot be read ends the sequences it is about, and no others.
 
         Raises:
             OctavoError: the process has failed or ended; nothing more will come.
         """
-        message = decode_from_engine.decode(await self._inbox.recv())
+        data = await self._inbox.recv()
+        try:
+            message = decode_from_engine.decode(data)
+        except UNREADABLE as err:
+            return self._give_up(data, err)
         if isinstance(message, Exited):  # its last words came another way and may still be under way
             while await self._inbox.poll(LAST_WORDS_MS):
                 last = decode_from_engine.decode(await self._inbox.recv())
@@ -164,6 +175,19 @@ class ProcessClient:
         if isinstance(message, Failed):
             raise engine_error(message)
         return message
+
+    def _give_up(self, data: bytes, err: Exception) -> News:
+        logger.error("a message of %d bytes from the engine cannot be read: %s", len(data), err)
+        ids = request_ids(data)
+        self.abort(ids)
+        error = f"the engine's answer cannot be read: {err}"
+        ends = [EngineOutput(request_id=each, finish_reason="error", error=error) for each in ids]
+        return News(EngineOutputs(outputs=ends))
+
+    def kill(self) -> None:
+        """End the process now, whatever state it is in; `close` tidies up."""
+        if self._child is not None:
+            self._child.kill()
 
     def close(self) -> None:
         """End the process and remove all traces of it. May be called twice."""
@@ -204,4 +228,6 @@ class ProcessClient:
 
 
 def _describe_exit(returncode: int) -> str:
+    if returncode == -signal.SIGKILL:
+        return f"killed by signal {-returncode}, perhaps because memory ran out"
     return f"killed by signal {-returncode}" if returncode < 0 else f"exit code {returncode}"

@@ -16,7 +16,8 @@ def with_kv_blocks(config: EngineConfig, groups: Sequence[KVGroupSpec], free_byt
 
     Every group has the same number of pages, except that a sliding group gets no more than all sequences together can
     hold at once. `--num-gpu-blocks-override` decides alone; `--kv-cache-memory-bytes` replaces `free_bytes`; without
-    either, no more is taken than twice what `max_num_seqs` requests of full length need.
+    either, no more is taken than twice what `max_num_seqs` requests of full length need. A count that is there already
+    stays: an engine that is started again has the sizes it had.
 
     Args:
         free_bytes: memory that the pages may take, by the platform's own rule.
@@ -25,6 +26,8 @@ def with_kv_blocks(config: EngineConfig, groups: Sequence[KVGroupSpec], free_byt
         ConfigError: not one page fits.
     """
     cache, scheduler = config.cache, config.scheduler
+    if cache.num_blocks:
+        return config
     page_bytes = [group.block_bytes(cache.block_size, config.kv_dtype) for group in groups]
     limits = [_useful_blocks(config, group) for group in groups]
 

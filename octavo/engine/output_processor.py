@@ -269,7 +269,7 @@ class OutputProcessor:
                 to_abort += self._end(self._requests[request_id], "abort")
         return to_abort
 
-    def refuse(self, engine_id: str, err: ClientError) -> None:
+    def refuse(self, engine_id: str, err: OctavoError) -> None:
         """End the request one of whose sequences the core did not take."""
         if engine_id in self._sequences:
             state = self._sequences[engine_id][0]

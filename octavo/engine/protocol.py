@@ -76,13 +76,19 @@ class News(msgspec.Struct, tag=True, frozen=True):
     outputs: EngineOutputs
 
 
+class Beat(msgspec.Struct, tag=True, frozen=True):
+    """A sign of life, whatever step is running: CPU seconds that the thread of the steps has used so far."""
+
+    cpu_s: float
+
+
 class Refused(msgspec.Struct, tag=True, frozen=True):
-    """A `Submit` was not taken: the id of its first sequence and the `ClientError` that says why."""
+    """A `Submit` was not taken: the id of one of its sequences, and the error of `octavo.errors` that says why."""
 
     request_id: str
     error: str
     message: str
-    param: str | None
+    param: str | None = None
 
 
 class Reply(msgspec.Struct, tag=True, frozen=True):
@@ -105,22 +111,50 @@ class Exited(msgspec.Struct, tag=True, frozen=True):
     returncode: int
 
 
-FromEngine = Loading | Ready | News | Refused | Reply | Failed | Exited
+FromEngine = Loading | Ready | News | Beat | Refused | Reply | Failed | Exited
+
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
+"""What decoding a bad message raises."""
+
+UNWRITABLE = (TypeError, ValueError, OverflowError)
+"""What encoding raises: a type or number that msgpack has not, text that UTF-8 has not."""
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
 decode_from_engine: "msgspec.msgpack.Decoder[FromEngine]" = msgspec.msgpack.Decoder(FromEngine)
 
 
-def refused(request_id: str, err: errors.ClientError) -> Refused:
-    """The message for a refused request."""
-    return Refused(request_id, type(err).__name__, err.message, err.param)
+def refused(request_id: str, err: Exception) -> Refused:
+    """The message for a request that is not taken: a client's mistake, or a fault of ours with this one request."""
+    if isinstance(err, errors.ClientError):
+        return Refused(request_id, type(err).__name__, err.message, err.param)
+    message = f"the engine could not take this request: {type(err).__name__}: {err}"
+    return Refused(request_id, errors.EngineError.__name__, message)
 
 
-def client_error(message: Refused) -> errors.ClientError:
+def refusal(message: Refused) -> errors.OctavoError:
     """The exception a `Refused` stands for."""
-    made: errors.ClientError = getattr(errors, message.error)(message.message, param=message.param)
-    return made
+    made: type[errors.OctavoError] = getattr(errors, message.error)
+    if issubclass(made, errors.ClientError):
+        return made(message.message, param=message.param)
+    return made(message.message)
+
+
+def request_ids(data: bytes) -> list[str]:
+    """Ids of the sequences that a message is about which cannot be decoded, as far as they can be read."""
+    try:
+        pending = [msgspec.msgpack.decode(data)]
+    except UNREADABLE:
+        return []
+    found = []
+    while pending:
+        part = pending.pop()
+        if isinstance(part, dict):
+            found += [value for key, value in part.items() if key == "request_id" and isinstance(value, str)]
+            pending += part.values()
+        elif isinstance(part, list):
+            pending += part
+    return found
 
 
 def engine_error(message: Failed) -> errors.OctavoError:

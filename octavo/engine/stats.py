@@ -1,12 +1,33 @@
-"""The statistics line of a busy engine. Turns counters into rates; knows no requests."""
+"""Statistics of an engine: one line while it is busy, and what stays when it is started again. Knows no requests."""
 
 import time
 from collections.abc import Callable
+from operator import add
+
+import msgspec
 
 from octavo.logging import get_logger
 from octavo.messages import SchedulerStats
 
 logger = get_logger(__name__)
+
+
+GAUGES = ("num_running", "num_waiting", "kv_usage", "kv_waste")
+PEAKS = ("kv_peak_blocks", "kv_peak_waste", "peak_running")
+
+
+def counters(stats: SchedulerStats) -> SchedulerStats:
+    """What is left of a state when its engine is gone: nothing runs, but what was counted stays counted."""
+    return msgspec.structs.replace(stats, **dict.fromkeys(GAUGES, 0))
+
+
+def total(earlier: SchedulerStats, now: SchedulerStats) -> SchedulerStats:
+    """The state of an engine whose predecessors left `earlier`."""
+    if not earlier.steps:
+        return now
+    names = [name for name in SchedulerStats.__struct_fields__ if name not in GAUGES]
+    joint = {name: (max if name in PEAKS else add)(getattr(earlier, name), getattr(now, name)) for name in names}
+    return msgspec.structs.replace(now, **joint)
 
 
 class StatsLogger:

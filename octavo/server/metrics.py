@@ -102,6 +102,10 @@ class Metrics:
             registry=self._own,
         )  # fmt: skip
         self.rejected = rejected.labels(**self._labels, reason="queue_full")
+        restarts = Counter(
+            f"{PREFIX}engine_restarts", "Times a lost engine came back.", tuple(self._labels), registry=self._own
+        )
+        self.restarts = restarts.labels(**self._labels)
         prefixes = (PREFIX, VLLM_PREFIX) if vllm_names else (PREFIX,)
         self._exported = CollectorRegistry()
         self._exported.register(_Renamed(self._own, prefixes))

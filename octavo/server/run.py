@@ -4,7 +4,8 @@ The port is ours from the start, so a taken one is an error at once; clients can
 are known to be whole, and are told that it is loading. A model that cannot be served never opens a port.
 
 Ends: a signal drains and returns 0, a second one leaves at once; a model that cannot be loaded and an engine that is
-lost raise their error. In no case does a process stay behind: the engine leaves when this process does.
+lost raise their error, unless it is to be started again. In no case does a process stay behind: the engine leaves when
+this process does.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -27,19 +29,18 @@ from octavo.engine.async_llm import AsyncLLM
 from octavo.engine.child import EngineChild
 from octavo.engine.input_processor import default_sampling_params
 from octavo.engine.protocol import EngineFacts
-from octavo.errors import EngineDeadError
+from octavo.errors import EngineDeadError, OctavoError
 from octavo.logging import get_logger
 from octavo.messages import LOADING_WEIGHTS, Progress
 from octavo.server.app import build_app
 from octavo.server.connection import make_http_server
 from octavo.server.listening import open_to_clients, reserve, reserve_path, url_of
+from octavo.server.restarts import Restarts
 from octavo.server.serving import Lifecycle, make_serving
 
 T = TypeVar("T")
 
 logger = get_logger(__name__)
-
-WATCH_INTERVAL_S = 0.25
 
 
 class Banner(NamedTuple):
@@ -127,6 +128,7 @@ class _Server:
         self._stop = asyncio.Event()
         self._checked = asyncio.Event()  # the model's files are whole
         self._engine: AsyncLLM | None = None
+        self._restarts = Restarts()
 
     async def run(self) -> int:
         """Load and serve until a signal or a failure."""
@@ -174,17 +176,46 @@ class _Server:
         if self._on_ready is not None:
             scheme = "https" if self._server.ssl_certfile else "http"
             self._on_ready(_banner(url_of(self._sock, scheme), engine.config, facts))
-        lost = asyncio.create_task(_lost(engine))
-        try:
+        while True:
+            lost = asyncio.create_task(engine.lost())
             await _first(answering, self._stop.wait(), lost)
-            if lost.done():
-                lifecycle.fail(str(lost.result()))
-                engine.close()  # whatever is still open ends with an error
-                raise lost.result()
-            lifecycle.drain()
-            await engine.drain(self._server.shutdown_timeout)
-        finally:
-            lost.cancel()
+            if not lost.done():
+                lost.cancel()
+                break
+            if not await self._restart(lifecycle, lost.result()):
+                return  # nothing is open
+        lifecycle.drain()
+        await engine.drain(self._server.drain_timeout)
+        engine.check_health()  # lost meanwhile: what was open has not ended well
+
+    async def _restart(self, lifecycle: Lifecycle, cause: OctavoError) -> bool:
+        """Start the lost engine again. False if told to stop meanwhile.
+
+        Raises:
+            EngineDeadError: that is not wanted, or was tried too often.
+        """
+        engine = self._loaded_engine()
+        while True:
+            delay_s = self._restarts.next_delay_s(time.monotonic()) if self._server.restart_engine else None
+            if delay_s is None:
+                lifecycle.fail(str(cause))
+                raise EngineDeadError(str(cause))
+            logger.warning("%s; the engine is started again in %g s", cause, delay_s)
+            await _first(self._stop.wait(), asyncio.sleep(delay_s))
+            starting = asyncio.create_task(engine.restart())
+            await _first(starting, self._stop.wait())
+            if self._stop.is_set():
+                starting.cancel()
+                await asyncio.gather(starting, return_exceptions=True)
+                return False
+            try:
+                await starting
+            except OctavoError as err:
+                cause = err
+                continue
+            logger.warning("the engine is back")
+            lifecycle.serving().metrics.restarts.inc()
+            return True
 
     async def _load(self) -> EngineFacts:
         config = await _in_thread(self._make_config)
@@ -220,16 +251,6 @@ def _release_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
     if trim is not None:
         trim(0)
-
-
-async def _lost(engine: AsyncLLM) -> EngineDeadError:
-    """Wait until the engine is gone or hung, and say why."""
-    while True:
-        try:
-            engine.check_health()
-        except EngineDeadError as err:
-            return err
-        await asyncio.sleep(WATCH_INTERVAL_S)
 
 
 async def _first(*awaitables: Awaitable[object]) -> None:

@@ -1,4 +1,4 @@
-"""What every route works with, and the server's life: loading, ready, draining, dead. Knows no HTTP beyond statuses."""
+"""What every route works with, and the server's life, from loading to its end. Knows no HTTP beyond statuses."""
 
 import hashlib
 import json
@@ -25,12 +25,31 @@ from octavo.version import VERSION
 
 
 class Status(StrEnum):
-    """Where the server is in its life."""
+    """Where the server is in its life.
+
+    ```text
+    loading ──▶ ready ──▶ draining ──▶ (exit 0)
+                │   ▲
+                │   └──── restarting ──┐        with --restart-engine
+                └─────────▲   │        ▼
+                engine lost   └────▶ failed ──▶ (exit 1)
+    ```
+
+    A state in which the engine is well but takes no requests (drained today) belongs to `WELL` and not to "ready".
+    """
 
     LOADING = "loading"
     READY = "ready"
     DRAINING = "draining"
-    DEAD = "dead"
+    RESTARTING = "restarting"
+    FAILED = "failed"
+
+
+WELL = frozenset([Status.READY, Status.DRAINING])
+"""The engine is loaded and its steps make progress."""
+
+ALIVE = frozenset(Status) - {Status.FAILED}
+"""The process is worth keeping: it serves, or will without help."""
 
 
 @dataclass(frozen=True)
@@ -88,16 +107,20 @@ class Lifecycle:
 
     @property
     def status(self) -> Status:
-        """The status now; asks the engine's watchdog."""
-        if self._lost() is not None:
-            return Status.DEAD
+        """The status now."""
+        if self._failure is not None:
+            return Status.FAILED
         if self._draining:
             return Status.DRAINING
-        return Status.LOADING if self._serving is None else Status.READY
+        if self._serving is None:
+            return Status.LOADING
+        if self._lost() is None:
+            return Status.READY
+        return Status.RESTARTING if self.server.restart_engine else Status.FAILED
 
     @property
     def loaded(self) -> Serving | None:
-        """The serving, also while draining or dead; None while loading."""
+        """The serving, whatever became of its engine; None while loading."""
         return self._serving
 
     def serving(self) -> Serving:
@@ -106,13 +129,16 @@ class Lifecycle:
         Raises:
             ServiceUnavailableError, EngineDeadError: it cannot be taken now.
         """
-        lost = self._lost()
-        if lost is not None:
-            raise lost
-        if self._draining:
-            raise ServiceUnavailableError("the server is shutting down; send the request to another one")
-        if self._serving is None:
-            raise ServiceUnavailableError("the model is still being loaded; try again soon")
+        match self.status:
+            case Status.LOADING:
+                raise ServiceUnavailableError("the model is still being loaded; try again soon")
+            case Status.DRAINING:
+                raise ServiceUnavailableError("the server is shutting down; send the request to another one")
+            case Status.RESTARTING:
+                raise ServiceUnavailableError("the engine was lost and is being started again; try again soon")
+            case Status.FAILED:
+                raise EngineDeadError(self._failure or str(self._lost()))
+        assert self._serving is not None  # it is ready
         return self._serving
 
     def ready(self, serving: Serving) -> None:
@@ -126,7 +152,7 @@ class Lifecycle:
         self._tell()
 
     def fail(self, cause: str) -> None:
-        """The engine is lost."""
+        """The engine is lost for good."""
         self._failure = cause
         self._tell()
 
@@ -140,8 +166,6 @@ class Lifecycle:
             listener(self.status)
 
     def _lost(self) -> EngineDeadError | None:
-        if self._failure is not None:
-            return EngineDeadError(self._failure)
         if self._serving is None:
             return None
         try:

@@ -11,7 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from octavo.engine import watchdog
 from octavo.engine.async_llm import AsyncLLM
+from octavo.engine.input_processor import derive_seed
 from octavo.errors import ClientError, EngineDeadError, ModelError, OverloadedError
 from octavo.sampling_params import SamplingParams
 from tests.core.worlds import make_request, oracle
@@ -240,9 +242,78 @@ def test_the_watchdog_sees_a_step_that_never_ends_but_no_idle_time(make_engine):
             assert not engine.is_alive
             with pytest.raises(EngineDeadError, match=r"no step has ended for .* while 1 requests are open"):
                 engine.check_health()
-            engine.close()
-            with pytest.raises(EngineDeadError, match="closed"):
+            with pytest.raises(EngineDeadError, match="no step has ended"):
                 await hung
+
+    asyncio.run(run())
+
+
+def test_a_stopped_process_is_noticed_also_when_idle_and_is_gone_at_once(make_engine, monkeypatch):
+    monkeypatch.setattr(watchdog, "SILENCE_S", 2.0)
+
+    async def run(busy):
+        async with make_engine() as engine:
+            pid = engine._client.process_id
+            open_one = asyncio.create_task(collect(engine, [SLOW, 5], max_tokens=200)) if busy else None
+            await asyncio.sleep(0.1)
+            stopped_s = time.monotonic()
+            os.kill(pid, signal.SIGSTOP)
+            assert "has said nothing for" in str(await asyncio.wait_for(engine.lost(), 10))
+            if open_one:
+                with pytest.raises(EngineDeadError, match="stopped"):
+                    await open_one
+            assert await pid_is_gone(pid, 1.0) and time.monotonic() - stopped_s < 4.0
+
+    async def both():
+        await asyncio.gather(run(True), run(False))
+
+    asyncio.run(both())
+
+
+def test_a_step_that_sleeps_is_a_hung_one_and_ends_its_requests(make_engine, monkeypatch):
+    monkeypatch.setattr(watchdog, "ASLEEP_S", 1.0)
+
+    async def run():
+        async with make_engine() as engine:
+            with pytest.raises(EngineDeadError, match="a step hangs"):
+                await asyncio.wait_for(collect(engine, [HANG, 5]), 10)
+
+    asyncio.run(run())
+
+
+def test_an_observer_that_was_stopped_itself_blames_nobody(make_engine, monkeypatch):
+    monkeypatch.setattr(watchdog, "SILENCE_S", 2.0)
+
+    async def run():
+        async with make_engine() as engine:
+            open_one = asyncio.create_task(collect(engine, [SLOW, 5], max_tokens=40))
+            await asyncio.sleep(0.05)
+            time.sleep(2.5)  # the whole event loop
+            assert (await open_one).outputs[0].finish_reason == "length" and engine.is_alive
+
+    asyncio.run(run())
+
+
+def test_a_lost_engine_is_started_again_with_the_same_sizes_counters_and_seeds(make_engine):
+    async def run():
+        async with make_engine() as engine:
+            seeds = [(await collect(engine, list(range(3, 23)), temperature=1.0, max_tokens=5)).outputs[0].seed]
+            config, steps, pid = engine.config, engine.stats().steps, engine._client.process_id
+            open_one = asyncio.create_task(collect(engine, [SLOW, 5], temperature=1.0, max_tokens=200))
+            await asyncio.sleep(0.1)
+            os.kill(pid, signal.SIGKILL)
+            assert "signal 9" in str(await engine.lost())
+            with pytest.raises(EngineDeadError):
+                await open_one
+            assert engine.stats().num_running == 0 and engine.stats().steps >= steps
+            await engine.restart()
+            last = await collect(engine, list(range(3, 23)), temperature=1.0, max_tokens=5)
+            seeds.append(last.outputs[0].seed)
+            assert last.num_cached_tokens == 0 and engine.config == config
+            assert engine.stats().steps > steps and engine.stats().generation_tokens >= 10
+            assert await pid_is_gone(pid, 1.0)
+
+        assert seeds == [derive_seed(0, 0), derive_seed(0, 2)]
 
     asyncio.run(run())
 
@@ -324,7 +395,9 @@ def test_nothing_is_left_behind(make_engine):
 PARENT = """
 import asyncio, sys, msgspec
 from octavo.config import EngineConfig
+from octavo.engine import watchdog
 from octavo.engine.async_llm import AsyncLLM
+from octavo.engine.input_processor import derive_seed
 from octavo.sampling_params import SamplingParams
 
 async def main():

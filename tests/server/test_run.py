@@ -208,7 +208,7 @@ def test_die_03_sigterm_lets_open_streams_finish_and_refuses_new_requests(
             refused, alive = driver.get("/v1/models"), driver.get("/livez")
             return stream.result(60), refused, alive
 
-    ended, (events, refused, alive) = run(endless_folder, drive, monkeypatch, shutdown_timeout=60)
+    ended, (events, refused, alive) = run(endless_folder, drive, monkeypatch, drain_timeout=60)
     assert ended == 0
     assert events[-1] == "[DONE]"
     assert events[-2]["choices"][0]["finish_reason"] == "length"
@@ -227,7 +227,7 @@ def test_die_03_streams_that_outlast_the_time_to_drain_are_ended(
             terminate()
             return stream.result(20), time.monotonic() - start
 
-    ended, (events, took) = run(endless_folder, drive, monkeypatch, shutdown_timeout=0)
+    ended, (events, took) = run(endless_folder, drive, monkeypatch, drain_timeout=0)
     assert ended == 0 and took < 5
     assert events[-1] == "[DONE]" and events[-2]["choices"][0]["finish_reason"] == "abort"
 

@@ -54,14 +54,19 @@ class ThreadClient(ProcessClient):
 
     def _run_engine(self) -> None:
         try:
-            with self._thread_context.socket(zmq.PULL) as inbox, self._thread_context.socket(zmq.PUSH) as outbox:
-                for socket, name in ((inbox, "to_engine"), (outbox, "from_engine")):
-                    socket.set_hwm(0)
-                    socket.setsockopt(zmq.LINGER, 0)
-                    socket.connect(f"ipc://{self._folder}/{name}")
-                EngineProcess(self._config, _Inbox(inbox), outbox).run()  # type: ignore[arg-type]
+            with self._thread_context.socket(zmq.PULL) as inbox, self._connect() as outbox:
+                inbox.set_hwm(0)
+                inbox.connect(f"ipc://{self._folder}/to_engine")
+                EngineProcess(self._config, _Inbox(inbox), outbox, self._connect).run()  # type: ignore[arg-type]
         except (SystemExit, zmq.ContextTerminated):
             pass
+
+    def _connect(self) -> "zmq.Socket[bytes]":
+        socket: zmq.Socket[bytes] = self._thread_context.socket(zmq.PUSH)
+        socket.set_hwm(0)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(f"ipc://{self._folder}/from_engine")
+        return socket
 
     def close(self) -> None:
         if not self._closed:
