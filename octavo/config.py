@@ -199,6 +199,15 @@ class ServerConfig:
     """ASGI middleware of your own: a class that takes the app, or a coroutine function of (request, call_next)."""
     response_role: str = option("assistant")
     """Role of chat answers."""
+    tool_call_parser: str | None = option(None, metavar="NAME")
+    """How the model writes tool calls (docs/tool-calling.md lists the names). Default: as its chat template says."""
+    reasoning_parser: str | None = option(None, metavar="NAME")
+    """How the model marks its thinking. Default: as its chat template says."""
+    enable_auto_tool_choice: bool = option(True)
+    """Read tool calls from answers to requests with tools. --no-enable-auto-tool-choice leaves them in the text, unless
+    tool_choice asks for a call."""
+    stream_interval: int = option(1, ge=1)
+    """Tokens between two events of a stream; more saves work for server and client. A request may say its own."""
     disable_fastapi_docs: bool = option(False)
     """No /docs and /openapi.json."""
     enable_tokenizer_info_endpoint: bool = option(False)

@@ -122,6 +122,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         prompt_logprobs: the same for the prompt; the prefix cache is not read for such a request.
         detokenize: False returns ids only.
         skip_special_tokens: leave special tokens out of the text.
+        kept_special_token_ids: special tokens that stay in the text all the same.
         spaces_between_special_tokens: accepted for compatibility; fast tokenizers have no such choice.
         logit_bias: token id to a number in -100..100 that is added to its logit.
         allowed_token_ids: only these may be sampled.
@@ -151,6 +152,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     prompt_logprobs: int | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
+    kept_special_token_ids: list[int] | None = None
     spaces_between_special_tokens: bool = True
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None

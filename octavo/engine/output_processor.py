@@ -56,6 +56,7 @@ class SampleState:
                 tokenizer,
                 request.prompt_token_ids,
                 skip_special_tokens=params.skip_special_tokens,
+                kept=params.kept_special_token_ids or (),
                 stop=params.stop or [],
                 include_stop_str_in_output=params.include_stop_str_in_output,
                 min_tokens=params.min_tokens,

@@ -58,6 +58,11 @@ class HeaderFields(TypedDict):
 class Form(Protocol):
     """Writes one request's samples in the form of one route. Called with growing samples, it writes what is new."""
 
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """Tokens of thinking so far; None if the route does not tell."""
+        ...
+
     def chunks(self, prompt_index: int, output: RequestOutput, sample: CompletionOutput) -> Iterable[Chunk]:
         """Stream chunks for the news of one sample; their `usage` is filled in afterwards."""
         ...
@@ -155,7 +160,7 @@ async def respond(
         streaming = Streaming(
             include_usage=server.enable_force_include_usage or (options is not None and options.include_usage),
             continuous_usage=options is not None and options.continuous_usage_stats,
-            interval=body.stream_interval or 1,
+            interval=body.stream_interval or lifecycle.server.stream_interval,
         )
         events = _events(serving, work, form, streaming, timing)
         return await event_stream(request, events, server.sse_keep_alive_interval)
@@ -195,10 +200,11 @@ async def _events(
                 if chunks and not num_open and not streaming.include_usage:  # the last one
                     chunks[-1].metrics = timing.times()
             if chunks:
-                yield b"".join(_with_usage(chunks, usage, streaming))
+                now = usage.usage(form.reasoning_tokens) if streaming.continuous_usage else None
+                yield b"".join(_with_usage(chunks, now, streaming.include_usage))
     if streaming.include_usage:
         last = form.usage_chunk()
-        last.usage = usage.usage()
+        last.usage = usage.usage(form.reasoning_tokens)
         if timing is not None:
             last.metrics = timing.times()
         yield event(_encode(last)) + DONE
@@ -206,9 +212,9 @@ async def _events(
         yield DONE
 
 
-def _with_usage(chunks: Iterable[Chunk], usage: UsageCount, streaming: Streaming) -> Iterator[bytes]:
+def _with_usage(chunks: Iterable[Chunk], usage: Usage | None, included: bool) -> Iterator[bytes]:
     """As events; with `include_usage` each has a usage, null but at the end unless it is asked for all along."""
     for chunk in chunks:
-        if streaming.include_usage:
-            chunk.usage = usage.usage() if streaming.continuous_usage else None
+        if included:
+            chunk.usage = usage
         yield event(_encode(chunk))

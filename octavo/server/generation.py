@@ -13,7 +13,7 @@ from octavo.server.engine import Engine
 from octavo.server.metrics import Metrics
 from octavo.server.prompts import Prompt
 from octavo.server.request_log import RequestLog
-from octavo.server.responses import PromptTokensDetails, Usage
+from octavo.server.responses import CompletionTokensDetails, PromptTokensDetails, Usage
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,15 @@ class UsageCount:
         for sample in news.output.outputs:
             self._sampled[news.prompt_index, sample.index] = len(sample.token_ids)
 
-    def usage(self) -> Usage:
+    def usage(self, reasoning_tokens: int | None = None) -> Usage:
         """The count so far."""
         sampled = sum(self._sampled.values())
-        details = PromptTokensDetails(sum(self._cached))
-        return Usage(self._prompt_tokens, sampled, self._prompt_tokens + sampled, details)
+        usage = Usage(
+            self._prompt_tokens, sampled, self._prompt_tokens + sampled, PromptTokensDetails(sum(self._cached))
+        )
+        if reasoning_tokens is not None:
+            usage.completion_tokens_details = CompletionTokensDetails(reasoning_tokens)
+        return usage
 
 
 async def run(engine: Engine, metrics: Metrics, work: Work, log: RequestLog | None = None) -> AsyncGenerator[News]:

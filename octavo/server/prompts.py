@@ -60,7 +60,7 @@ class PromptReader:
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, vocab_size: int, max_model_len: int) -> None:
         self.tokenizer = tokenizer
         self._template = template
-        self._knows_developer = any("developer" in source for source in tokenizer.chat_templates.values())
+        self._knows_developer = any("developer" in source for source in template.sources.values())
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._compiled = lru_cache(maxsize=16)(template.with_source)  # of requests

@@ -1,6 +1,6 @@
 """Fields that ask for what this version does not do, or that contradict each other. Nothing is dropped silently."""
 
-from typing import Any, NoReturn
+from typing import Any
 
 from octavo import limits
 from octavo.errors import ClientError, UnsupportedError
@@ -83,7 +83,6 @@ def check_chat(body: ChatRequest) -> None:
     for name in TEMPLATE_ARGUMENTS:
         if name in (body.chat_template_kwargs or {}):
             raise ClientError(f"chat_template_kwargs must not hold {name}", param="chat_template_kwargs")
-    _check_tools(body)
 
 
 def check_template(template: str | None, trusted: bool) -> None:
@@ -112,43 +111,3 @@ def _check_response_format(wanted: Any) -> None:
         raise ClientError("response_format of type json_schema needs json_schema", param="response_format")
     if kind != "text":
         raise UnsupportedError(f"response_format: {STRUCTURED}", param="response_format")
-
-
-def _check_tools(body: ChatRequest) -> None:
-    if body.tools is not None and not body.tools:
-        raise ClientError("tools is empty; leave it out", param="tools")
-    names = [_tool_name(tool) for tool in body.tools or []]
-    choice = body.tool_choice
-    if choice is None or choice == "none":
-        return
-    if not names:
-        raise ClientError("tool_choice needs tools", param="tool_choice")
-    if choice == "auto":
-        return
-    if choice == "required":
-        _refuse_choice("required")
-    function = choice.get("function") if isinstance(choice, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(name, str):
-        raise ClientError(
-            'tool_choice must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}',
-            param="tool_choice",
-        )
-    if name not in names:
-        raise ClientError(f"tool_choice names {name[:80]!r}, which is not in tools", param="tool_choice")
-    _refuse_choice("a named function")
-
-
-def _refuse_choice(choice: str) -> NoReturn:
-    raise UnsupportedError(
-        f'tool_choice: {choice} is not supported by this version; send "auto", and read the call from the text',
-        param="tool_choice",
-    )
-
-
-def _tool_name(tool: dict[str, Any]) -> str:
-    function = tool.get("function")
-    name = function.get("name") if isinstance(function, dict) else None
-    if tool.get("type") != "function" or not isinstance(name, str) or not name:
-        raise ClientError('a tool must be {"type": "function", "function": {"name": ...}}', param="tools")
-    return name

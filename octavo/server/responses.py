@@ -18,6 +18,12 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    """What the sampled tokens were for."""
+
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct):
     """Tokens of a whole request: each prompt once, every sample."""
 
@@ -25,6 +31,7 @@ class Usage(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class RequestTimes(msgspec.Struct):
@@ -126,12 +133,31 @@ class Completion(msgspec.Struct, kw_only=True):
 # ---------------------------------------------------------------- chat
 
 
+class FunctionCall(msgspec.Struct):
+    """A function, and its arguments as JSON text; in a stream, what is new of them."""
+
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    """A call. In a stream `index` says which one; id, type and name come once."""
+
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionCall
+
+
 class ChatMessage(msgspec.Struct):
-    """The assistant's turn."""
+    """The assistant's turn. Thinking is there under both names that clients know, or not at all."""
 
     role: str
-    content: str
+    content: str | None
     refusal: str | None = None
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct):
@@ -139,6 +165,9 @@ class ChatDelta(msgspec.Struct):
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
@@ -147,7 +176,7 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None = None
-    finish_reason: FinishReason | None
+    finish_reason: FinishReason | Literal["tool_calls"] | None
     stop_reason: int | str | None = None
     seed: int | None = None
     token_ids: list[int] | UnsetType = UNSET
@@ -159,7 +188,7 @@ class ChatChunkChoice(msgspec.Struct, kw_only=True):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
-    finish_reason: FinishReason | None = None
+    finish_reason: FinishReason | Literal["tool_calls"] | None = None
     stop_reason: int | str | UnsetType | None = UNSET
     seed: int | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET

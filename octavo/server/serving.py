@@ -21,6 +21,7 @@ from octavo.server.metrics import HttpMetrics, Metrics, ModelFacts
 from octavo.server.prompts import PromptReader
 from octavo.server.request_log import RequestLog
 from octavo.server.tracing import Tracer
+from octavo.server.turns import Turns
 from octavo.version import VERSION
 
 
@@ -68,6 +69,7 @@ class Serving:
     model_names: tuple[str, ...]
     defaults: Mapping[str, Any]
     prompts: PromptReader
+    turns: Turns
     metrics: Metrics
     request_log: RequestLog
     fingerprint: str
@@ -179,6 +181,7 @@ def make_serving(engine: Engine, server: ServerConfig) -> Serving:
     """Derive what routes need from a loaded engine."""
     config, tokenizer = engine.config, engine.tokenizer
     assert engine.facts is not None  # it is loaded
+    template = make_template(config, tokenizer)
     names = config.model.served_model_name or (config.served_model_name,)
     facts = ModelFacts(
         model_name=names[0],
@@ -196,7 +199,8 @@ def make_serving(engine: Engine, server: ServerConfig) -> Serving:
         config=config,
         model_names=tuple(names),
         defaults=default_sampling_params(config),
-        prompts=PromptReader(tokenizer, make_template(config, tokenizer), config.spec.vocab_size, config.max_model_len),
+        prompts=PromptReader(tokenizer, template, config.spec.vocab_size, config.max_model_len),
+        turns=Turns(server, template.sources.values(), tokenizer),
         metrics=metrics,
         request_log=RequestLog(server, tokenizer),
         fingerprint=fingerprint(config, engine.facts.numerics),

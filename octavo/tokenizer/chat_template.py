@@ -66,6 +66,7 @@ class ChatTemplate:
 
     Attributes:
         error: what is wrong with the template, None if it compiles. Lets a start-up refuse a template of the user's.
+        sources: the jinja texts by name.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class ChatTemplate:
         named = {"default": source} if isinstance(source, str) else dict(source or {})
         if not named:
             self.error = "the model has no chat template; start with --chat-template FILE, or use /v1/completions"
+        self.sources = named
         for name, text in named.items():
             wrong = syntax_error(text)
             if wrong is None:

@@ -9,7 +9,7 @@ The text of an answer is, by definition, what the deltas join to; how the tokens
   longer. A stop string counts if its last character comes after the first `min_tokens` tokens.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from octavo.tokenizer.tokenizer import TextDecoder, Tokenizer
 
@@ -20,6 +20,7 @@ class Detokenizer:
     Args:
         prompt_token_ids: of the prompt; they decide about the first space only.
         skip_special_tokens: leave special tokens out of the text.
+        kept: special tokens that stay in it all the same.
         stop: strings that end the text, none of them empty.
         include_stop_str_in_output: the stop string that ended the text stays in it.
         min_tokens: this many tokens first, before a stop string counts.
@@ -35,6 +36,7 @@ class Detokenizer:
         prompt_token_ids: Iterable[int],
         *,
         skip_special_tokens: bool = True,
+        kept: Collection[int] = (),
         stop: Sequence[str] = (),
         include_stop_str_in_output: bool = False,
         min_tokens: int = 0,
@@ -42,7 +44,8 @@ class Detokenizer:
         self.num_tokens = 0
         self.stop_reason: str | None = None
         self._token_bytes = tokenizer.token_bytes
-        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._skipped = skipped.difference(kept) if kept else skipped
         strips = tokenizer.strips_first_space and all(token_id in self._skipped for token_id in prompt_token_ids)
         self._decoder = TextDecoder(strips_first_space=strips)
         self._stops = [_StopString(text) for text in stop]

@@ -59,7 +59,11 @@ class Tokenizer:
         self.special_tokens = dict(parts.special_tokens)
         self.special_ids = frozenset(
             [token_id for token_id, token in added.items() if token.special]
-            + [backend.token_to_id(text) for text in parts.special_tokens.values()]
+            + [
+                token_id
+                for text in parts.special_tokens.values()
+                if (token_id := backend.token_to_id(text)) is not None
+            ]
         )
         self.bos_token_id = self._role_id("bos_token")
         self.eos_token_id = self._role_id("eos_token")

@@ -1,6 +1,7 @@
-"""POST /v1/chat/completions. Tools reach the template; a call in the answer stays text in this version."""
+"""POST /v1/chat/completions: text, thinking and tool calls, as `server/turns.py` reads them, in the chat form."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -8,6 +9,7 @@ from msgspec import UNSET
 
 from octavo.errors import ClientError
 from octavo.outputs import CompletionOutput, RequestOutput
+from octavo.parsers.events import ArgumentsDelta, CallBegun, ContentDelta, Event, ReasoningDelta
 from octavo.server.answer import Header, Result, engine_id, make_header, priority_of, respond
 from octavo.server.body import body_schema, json_body
 from octavo.server.generation import Cursor, Delta, Work
@@ -23,11 +25,15 @@ from octavo.server.responses import (
     ChatDelta,
     ChatLogprobs,
     ChatMessage,
+    CompletionTokensDetails,
+    FunctionCall,
+    ToolCall,
     Usage,
 )
 from octavo.server.sampling import chat_params
 from octavo.server.serving import lifecycle_of
-from octavo.tokenizer.tokenizer import Tokenizer
+from octavo.server.tools import tool_use
+from octavo.server.turns import Turn, TurnFinishReason, TurnPlan, TurnReader
 
 router = APIRouter()
 
@@ -50,15 +56,23 @@ async def _answer(request: Request, body: ChatRequest) -> Response:
     check_supported(body)
     check_chat(body)
     check_template(body.chat_template, lifecycle.server.trust_request_chat_template)
+    use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls is not False)
     conversation, limit = conversation_of(body), serving.config.max_model_len
     token_ids = await serving.prompts.chat(conversation, bounded=body.truncate_prompt_tokens is None)
     prompt = truncate(Prompt(None, token_ids), body.truncate_prompt_tokens, body.truncation_side, limit)
-    params = chat_params(body, serving.defaults, limit - len(prompt.token_ids))
+    plan = serving.turns.plan(
+        prompt.token_ids,
+        use,
+        conversation.variables,
+        continued=conversation.last_text if body.continue_final_message else "",
+        include_reasoning=body.include_reasoning,
+    )
+    params = plan.constrain(chat_params(body, serving.defaults, limit - len(prompt.token_ids)))
     header = make_header(request, body, serving, "chatcmpl")
     work = Work(engine_id(header), [prompt], params, priority_of(request, body), body.cache_salt)
     role = lifecycle.server.response_role
     prefix = conversation.last_text if body.echo and body.messages[-1].get("role") == role else ""
-    form = ChatForm(header, body, work, serving.prompts.tokenizer, role, prefix)
+    form = ChatForm(header, body, work, plan, role, prefix)
     return await respond(request, lifecycle, serving, work, form, body)
 
 
@@ -80,6 +94,14 @@ def conversation_of(body: ChatRequest) -> Conversation:
     )
 
 
+@dataclass
+class _Sample:
+    """One sample of a stream."""
+
+    reader: TurnReader
+    cursor: Cursor = field(default_factory=Cursor)
+
+
 class ChatForm:
     """Writes the samples of one request in the chat form.
 
@@ -87,28 +109,34 @@ class ChatForm:
         prefix: text to repeat before each answer (`echo`).
     """
 
-    def __init__(
-        self, header: Header, body: ChatRequest, work: Work, tokenizer: Tokenizer, role: str, prefix: str
-    ) -> None:
+    def __init__(self, header: Header, body: ChatRequest, work: Work, plan: TurnPlan, role: str, prefix: str) -> None:
         self._header = header
         self._body = body
         self._work = work
-        self._tokenizer = tokenizer
+        self._plan = plan
+        self._tokenizer = plan.tokenizer
         self._role = role
         self._prefix = prefix
-        self._cursors: dict[int, Cursor] = {}
+        self._samples: dict[int, _Sample] = {}
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """Of all samples."""
+        return sum(sample.reader.reasoning_tokens for sample in self._samples.values())
 
     def chunks(self, prompt_index: int, output: RequestOutput, sample: CompletionOutput) -> Iterable[ChatChunk]:
         """The role once, then what is new; nothing while there is nothing to tell."""
-        if sample.index not in self._cursors:
+        if sample.index not in self._samples:
             if not sample.token_ids and sample.finish_reason is None:
                 return
-            self._cursors[sample.index] = Cursor()
+            self._samples[sample.index] = _Sample(self._plan.reader())
             yield self._first_chunk(sample.index)
-        delta = self._cursors[sample.index].take(sample)
+        state = self._samples[sample.index]
+        delta = state.cursor.take(sample)
+        said = chat_delta(state.reader.read(delta))
         logprobs = self._logprobs(delta)
-        if delta.text or delta.finish_reason or (logprobs and logprobs.content) or self._tells_ids(delta):
-            yield self._chunk(self._choice(sample.index, delta, logprobs))
+        if said != ChatDelta() or delta.finish_reason or (logprobs and logprobs.content) or self._tells_ids(delta):
+            yield self._chunk(self._choice(sample.index, delta, said, state.reader.finish_reason, logprobs))
 
     def usage_chunk(self) -> ChatChunk:
         """A chunk without choices."""
@@ -117,9 +145,9 @@ class ChatForm:
     def whole(self, results: list[Result], usage: Usage) -> ChatCompletion:
         """The answer without a stream."""
         body, output = self._body, results[0].output
-        made = ChatCompletion(
-            choices=[self._whole_choice(result.sample) for result in results], usage=usage, **self._header.fields()
-        )
+        choices = [self._whole_choice(result.sample) for result in results]
+        usage.completion_tokens_details = CompletionTokensDetails(self.reasoning_tokens or 0)
+        made = ChatCompletion(choices=choices, usage=usage, **self._header.fields())
         if body.return_token_ids:
             made.prompt_token_ids = self._work.prompts[0].token_ids
         if body.return_prompt_text:
@@ -129,12 +157,14 @@ class ChatForm:
         return made
 
     def _whole_choice(self, sample: CompletionOutput) -> ChatChoice:
-        delta = Cursor().take(sample)
+        state = self._samples[sample.index] = _Sample(self._plan.reader())
+        delta = state.cursor.take(sample)
+        state.reader.read(delta)
         return ChatChoice(
             index=sample.index,
-            message=ChatMessage(self._role, self._prefix + delta.text),
+            message=chat_message(self._role, self._prefix, state.reader.turn),
             logprobs=self._logprobs(delta),
-            finish_reason=delta.finish_reason,
+            finish_reason=state.reader.finish_reason,
             stop_reason=delta.stop_reason,
             seed=delta.seed,
             token_ids=delta.token_ids if self._body.return_token_ids else UNSET,
@@ -148,13 +178,20 @@ class ChatForm:
             chunk.prompt_text = self._work.prompts[0].read_text(self._tokenizer)
         return chunk
 
-    def _choice(self, index: int, delta: Delta, logprobs: ChatLogprobs | None) -> ChatChunkChoice:
-        ended = delta.finish_reason is not None
+    def _choice(
+        self,
+        index: int,
+        delta: Delta,
+        said: ChatDelta,
+        reason: TurnFinishReason | None,
+        logprobs: ChatLogprobs | None,
+    ) -> ChatChunkChoice:
+        ended = reason is not None
         return ChatChunkChoice(
             index=index,
-            delta=ChatDelta(content=delta.text),
+            delta=said,
             logprobs=logprobs,
-            finish_reason=delta.finish_reason,
+            finish_reason=reason,
             stop_reason=delta.stop_reason if ended else UNSET,
             seed=delta.seed if ended else UNSET,
             token_ids=delta.token_ids if self._body.return_token_ids else UNSET,
@@ -183,3 +220,38 @@ class ChatForm:
             as_ids=bool(self._body.return_tokens_as_token_ids),
         )
         return ChatLogprobs(content)
+
+
+def chat_delta(events: Iterable[Event]) -> ChatDelta:
+    """News as a stream tells them; what is new of one call is one entry."""
+    turn, calls = Turn(), dict[int, ToolCall]()
+    for event in events:
+        match event:
+            case CallBegun(index, call_id, name):
+                calls[index] = ToolCall(index=index, id=call_id, type="function", function=FunctionCall(name, ""))
+            case ArgumentsDelta(index, text):
+                call = calls.setdefault(index, ToolCall(index=index, function=FunctionCall(arguments="")))
+                call.function.arguments = (call.function.arguments or "") + text
+            case ReasoningDelta() | ContentDelta():
+                turn.add(event)
+    return ChatDelta(
+        content=turn.content or UNSET,
+        reasoning=turn.reasoning or UNSET,
+        reasoning_content=turn.reasoning or UNSET,
+        tool_calls=list(calls.values()) or UNSET,
+    )
+
+
+def chat_message(role: str, prefix: str, turn: Turn) -> ChatMessage:
+    """A whole turn. The content is null where there is thinking or a call and no text."""
+    content = prefix + turn.content
+    calls = [
+        ToolCall(id=call.id, type="function", function=FunctionCall(call.name, call.arguments)) for call in turn.calls
+    ]
+    return ChatMessage(
+        role,
+        content if content or not (calls or turn.reasoning) else None,
+        reasoning=turn.reasoning or UNSET,
+        reasoning_content=turn.reasoning or UNSET,
+        tool_calls=calls or UNSET,
+    )

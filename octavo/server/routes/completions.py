@@ -48,6 +48,8 @@ async def completions(request: Request, body: CompletionRequest = json_body(Comp
 class CompletionForm:
     """Writes the samples of one request in the completions form."""
 
+    reasoning_tokens = None
+
     def __init__(self, header: Header, body: CompletionRequest, work: Work, tokenizer: Tokenizer) -> None:
         self._header = header
         self._body = body

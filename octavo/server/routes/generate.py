@@ -88,6 +88,8 @@ def read_sampling_params(given: dict[str, Any], *, with_text: bool) -> SamplingP
 class GenerationForm:
     """Writes the samples of one request as ids."""
 
+    reasoning_tokens = None
+
     def __init__(self, header: Header, body: GenerateRequest, params: SamplingParams, tokenizer: Tokenizer) -> None:
         self._header = header
         self._with_text = body.output_mode == "text"
