@@ -20,7 +20,7 @@ Partial partial_at(float* p, int64_t stride, int64_t row = 0) {
 
 AttentionScratch& thread_scratch(const AttentionArgs& a) {
   thread_local Buffer buffer;
-  thread_local std::vector<const void*> pointers(4 * kSplit + 3 * kMaxPanel);
+  thread_local std::vector<const void*> pointers(3 * kSplit + kMaxPanel);
   thread_local AttentionScratch scratch;
   int64_t q_stride = stride_of(a.head_dim), stride = stride_of(a.value_dim), partial = partial_floats(stride);
   int64_t tile = kMaxTileRows * q_stride, scores = kMaxTileRows * kSplit;
@@ -35,9 +35,7 @@ AttentionScratch& thread_scratch(const AttentionArgs& a) {
   std::fill_n(scratch.zero_row, q_stride, 0.0f);
   scratch.total = partial_at(take(partial), stride);
   scratch.part = partial_at(take(partial), stride);
-  scratch.keys = pointers.data();
-  scratch.values = scratch.keys + kSplit + kMaxPanel;
-  scratch.ahead = scratch.values + kSplit + kMaxPanel;
+  scratch.rows = pointers.data();
   return scratch;
 }
 

@@ -6,6 +6,7 @@
 // tokens, whose weight is 0, change nothing.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 
 #include "factor.h"
@@ -278,47 +279,57 @@ struct TileAttention {
     }
   }
 
-  // s.keys[i], s.values[i] for tokens begin .. end of the split at `origin`; keys are zero around, to whole panels.
-  // s.ahead: what is read some rows later than the keys and then the values; `next` from position `next_begin` follows.
-  void find_rows(int64_t origin, int begin, int end, const Tile* next, int64_t next_begin) {
-    for (int i = begin / kPanel * kPanel; i < begin; ++i) s.keys[i] = s.zero_row;
-    for_pages(tile, origin + begin, origin + end, [&](const T* row, int64_t position, int64_t count) {
-      for (int64_t i = position - origin; count > 0; ++i, --count, row += a.head_dim) {
-        s.keys[i] = row;
-        s.values[i] = row + a.value_offset;
-      }
-    });
-    for (int i = end; i % kPanel; ++i) s.keys[i] = s.zero_row;
+  // Rows of a split in the order in which they are read, so that what will be read some rows later is found by adding to
+  // a pointer: keys of tokens begin .. end, zero around to whole panels, values, and keys of what comes next.
+  struct Reading {
+    const void** keys;    // of token i of the split, as those below
+    const void** values;  // of token i
+    int64_t ahead;        // from a row to the one that should come near meanwhile
+  };
 
-    int size = end - begin, distance = size < kAhead ? size : kAhead;
-    const void** to = s.ahead;
-    for (int i = begin + distance; i < end; ++i) *to++ = s.keys[i];
-    for (int i = begin; i < end; ++i) *to++ = s.values[i];
-    const void** stop = to + distance;
+  // Of the split at `origin`. What comes next is `next` from position `next_begin` on, if anything.
+  Reading find_rows(int64_t origin, int begin, int end, const Tile* next, int64_t next_begin) {
+    const int first = begin / kPanel * kPanel, last = (end + kPanel - 1) / kPanel * kPanel, size = end - begin;
+    const int ahead = size < kAhead ? size : kAhead;
+    const void** const keys = s.rows;
+    const void** const values = keys + last - begin;
+    std::fill(keys + first, keys + begin, s.zero_row);
+    std::fill(keys + end, keys + last, s.zero_row);
+    for_pages(tile, origin + begin, origin + end, [&](const T* row, int64_t position, int64_t count) {
+      list_rows(keys + position - origin, row, count);
+      list_rows(values + position - origin, row + a.value_offset, count);
+    });
+    const void **to = values + end, **stop = to + ahead;
     if (next) {
       int64_t next_end = next->position + next->tokens;
-      if (next_end > next_begin + distance) next_end = next_begin + distance;
+      if (next_end > next_begin + ahead) next_end = next_begin + ahead;
       for_pages(*next, next_begin, next_end, [&](const T* row, int64_t, int64_t count) {
-        for (; count > 0; --count, row += a.head_dim) *to++ = row;
+        list_rows(to, row, count);
+        to += count;
       });
     }
-    while (to < stop + kMaxPanel) *to++ = s.zero_row;  // the last panel may be wider than what is left
+    std::fill(to, stop, s.zero_row);
+    return {keys, values, ahead};
   }
 
-  void score(int begin, int end) {
+  void list_rows(const void** to, const T* row, int64_t count) const {
+    for (int64_t i = 0; i < count; ++i) to[i] = row + i * a.head_dim;
+  }
+
+  void score(const Reading& reading, int begin, int end) {
     for (int t = begin / kPanel * kPanel; t < end; t += kPanel) {
-      const void** ahead = s.ahead + (t > begin ? t - begin : 0);
+      const void *const *keys = reading.keys + t, *const *ahead = keys + reading.ahead;
       if (as_they_lie) {
         with_rows(rows, [&]<int R>() {
           constexpr int V = R * 2 <= kTileRows ? 2 : 1;  // what leaves room for the words of the keys
           for (int v = 0; v < kTileVecs * W; v += V * W) {
-            score_rows<R, V, T>(s.scores + t + v, q, q_stride, s.keys + t + v, ahead + v, a.head_dim);
+            score_rows<R, V, T>(s.scores + t + v, q, q_stride, keys + v, ahead + v, a.head_dim);
           }
         });
         continue;
       }
       for (int v = 0; v < kTileVecs * W; v += W) {
-        for_dims<1, T, Q>(s.keys + t + v, ahead + v, a.head_dim, [&](int64_t d, const F(&k)[1]) {
+        for_dims<1, T, Q>(keys + v, ahead + v, a.head_dim, [&](int64_t d, const F(&k)[1]) {
           store(s.k_panel + d / Factor<Q>::kDepth * kPanel + v, k[0]);
         });
       }
@@ -342,20 +353,20 @@ struct TileAttention {
     if (d < a.value_dim) unit(d, Part{static_cast<int>(a.value_dim - d)});
   }
 
-  void sum_values(Partial& sums, int begin, int end) {
+  void sum_values(Partial& sums, const Reading& reading, int begin, int end) {
     constexpr int kRun = kMaxPanel;
     for (int t = begin; t < end; t += kRun) {
       int count = end - t < kRun ? end - t : kRun;
-      const void** ahead = s.ahead + end - begin + t - begin;
+      const void *const *values = reading.values + t, *const *ahead = values + reading.ahead;
       if (as_they_lie || sizeof(T) == 4) {
-        add_values_of_tile<T>(sums.out, sums.stride, s.scores + t, s.values + t, ahead, rows, count, a.value_dim);
+        add_values_of_tile<T>(sums.out, sums.stride, s.scores + t, values, ahead, rows, count, a.value_dim);
         continue;
       }
       const void* converted[kRun];
       for (int i = 0; i < count; ++i) {
         fetch_row(ahead[i], 0, a.value_dim * static_cast<int64_t>(sizeof(T)));
         float* row = s.v_rows + i * sums.stride;
-        convert(row, static_cast<const T*>(s.values[t + i]));
+        convert(row, static_cast<const T*>(values[i]));
         converted[i] = row;
       }
       int64_t dims = (a.value_dim + kUnit<T> * W - 1) / (kUnit<T> * W) * (kUnit<T> * W);
@@ -368,8 +379,8 @@ struct TileAttention {
     int64_t origin = split * kSplit;
     int64_t low = window_start(tile.position) - origin, high = tile.position + tile.tokens - origin;
     int begin = static_cast<int>(low > 0 ? low : 0), end = static_cast<int>(high < kSplit ? high : kSplit);
-    find_rows(origin, begin, end, next, next_begin);
-    score(begin, end);
+    Reading reading = find_rows(origin, begin, end, next, next_begin);
+    score(reading, begin, end);
     for (int64_t m = 0; m < rows; ++m) {
       int64_t position = tile.position + m / tile.heads;
       int64_t from = window_start(position) - origin, to = position + 1 - origin;
@@ -378,7 +389,7 @@ struct TileAttention {
       softmax_row(s.scores + m * kSplit, row_low, row_high, begin, end,
                   {a.scale, a.softcap, slope, static_cast<float>(origin - position)}, part.max[m], part.sum[m]);
     }
-    sum_values(part, begin, end);
+    sum_values(part, reading, begin, end);
   }
 };
 

@@ -123,10 +123,8 @@ struct AttentionScratch {
   float* k_panel;     // [q_stride, kMaxPanel]
   float* v_rows;      // [kMaxPanel, part.stride]
   float* scores;      // [kMaxTileRows, kSplit]
-  const void** keys;  // [kSplit + kMaxPanel] pointers
-  const void** values;
-  const void** ahead;  // [2 * kSplit + kMaxPanel]
-  float* zero_row;  // [q_stride], all zero
+  const void** rows;  // [3 * kSplit + kMaxPanel] pointers
+  float* zero_row;    // [q_stride], all zero
   Partial total, part;
 };
 
