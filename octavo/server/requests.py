@@ -127,10 +127,12 @@ class GenerateRequest(EngineBody):
 
 
 class TokenizeRequest(Body):
-    """Body of /tokenize: `prompt`, or `messages` as for chat."""
+    """Body of /tokenize: `prompt`, or `messages` as for chat; or TGI's `inputs`, answered in its form."""
 
     model: str | None = None
     prompt: str | None = None
+    inputs: str | None = None
+    parameters: dict[str, Any] | None = None
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from octavo.logging import get_logger
-from octavo.server.errors import ClientGone, failure
+from octavo.server.errors import ClientGone, Failure, failure
 
 T = TypeVar("T")
 
@@ -45,9 +45,18 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(task, watch, return_exceptions=True)
 
 
-async def event_stream(request: Request, events: AsyncGenerator[bytes], keep_alive_s: float = 0.0) -> Response:
+async def event_stream(
+    request: Request,
+    events: AsyncGenerator[bytes],
+    keep_alive_s: float = 0.0,
+    *,
+    error_event: Callable[[Failure], bytes] = Failure.json,
+) -> Response:
     """A response that sends `events`. It starts once the first is there, so what fails before has its own status; or
     after `keep_alive_s`, if that is given: from then on it carries a comment whenever it was silent for as long.
+
+    Args:
+        error_event: data of the event that tells of a failure on the way.
     """
     first = asyncio.ensure_future(_first(events))
     try:
@@ -59,19 +68,26 @@ async def event_stream(request: Request, events: AsyncGenerator[bytes], keep_ali
         await asyncio.gather(first, return_exceptions=True)
         await events.aclose()
         raise
-    return _EventStream(first, events, keep_alive_s)
+    return _EventStream(first, events, keep_alive_s, error_event)
 
 
 class _EventStream(Response):
     media_type = "text/event-stream"
 
-    def __init__(self, first: "asyncio.Future[bytes]", events: AsyncGenerator[bytes], keep_alive_s: float) -> None:
+    def __init__(
+        self,
+        first: "asyncio.Future[bytes]",
+        events: AsyncGenerator[bytes],
+        keep_alive_s: float,
+        error_event: Callable[[Failure], bytes],
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._first = first
         self._events = events
         self._keep_alive_s = keep_alive_s
         self._last_sent_s = 0.0
+        self._error_event = error_event
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -106,7 +122,7 @@ class _EventStream(Response):
             found = failure(err)
             if found.status == 500:
                 logger.error("a stream ended early: %s", found.error.message, exc_info=err)
-            await _send_body(send, event(found.json()), more=True)
+            await _send_body(send, event(self._error_event(found)), more=True)
 
     async def _keep_alive(self, send: Send) -> None:
         """Every event is one message, so a comment never lands inside one."""

@@ -1,5 +1,6 @@
 """POST /tokenize and /detokenize."""
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 
 from octavo.errors import ClientError
@@ -8,7 +9,8 @@ from octavo.server.prompts import Conversation
 from octavo.server.refusals import check_template
 from octavo.server.requests import DetokenizeRequest, TokenizeRequest
 from octavo.server.responses import Text, Tokens, json_response
-from octavo.server.serving import lifecycle_of
+from octavo.server.serving import Serving, lifecycle_of
+from octavo.server.tgi import SimpleToken
 
 router = APIRouter()
 
@@ -20,6 +22,8 @@ async def tokenize(request: Request, body: TokenizeRequest = json_body(TokenizeR
     serving = lifecycle.serving()
     serving.check_model(body.model)
     check_template(body.chat_template, lifecycle.server.trust_request_chat_template)
+    if body.inputs is not None:
+        return _tgi_answer(serving, body)
     if (body.prompt is None) == (body.messages is None):
         raise ClientError("send either prompt or messages", param="prompt")
     if body.messages is not None:
@@ -41,6 +45,19 @@ async def tokenize(request: Request, body: TokenizeRequest = json_body(TokenizeR
     texts = [tokenizer.id_to_token(token_id) or "" for token_id in token_ids] if body.return_token_strs else None
     limit = serving.config.max_model_len
     return json_response(Tokens(count=len(token_ids), max_model_len=limit, tokens=token_ids, token_strs=texts))
+
+
+def _tgi_answer(serving: Serving, body: TokenizeRequest) -> Response:
+    """Every token with its place in the text, as TGI's clients expect of the same path."""
+    if body.prompt is not None or body.messages is not None:
+        raise ClientError("send one of prompt, messages and inputs", param="inputs")
+    text = body.inputs or ""
+    found = serving.prompts.tokenizer.backend.encode(text, add_special_tokens=body.add_special_tokens is not False)
+    tokens = [
+        SimpleToken(token_id, text[start:stop], start, stop)
+        for token_id, (start, stop) in zip(found.ids, found.offsets, strict=True)
+    ]
+    return Response(msgspec.json.encode(tokens), media_type="application/json")
 
 
 @router.post("/detokenize", openapi_extra=body_schema(DetokenizeRequest))
