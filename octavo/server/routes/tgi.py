@@ -14,7 +14,7 @@ from msgspec import UNSET
 from octavo import limits
 from octavo.errors import EngineError
 from octavo.outputs import CompletionOutput
-from octavo.server.answer import Result, finish, log_request
+from octavo.server.answer import Result, finish
 from octavo.server.body import body_schema, json_body
 from octavo.server.errors import ClientGone, failure
 from octavo.server.generation import Work, run
@@ -127,9 +127,11 @@ async def _whole(request: Request, body: TgiRequest) -> Generated:
 
 
 async def _stream(request: Request, body: TgiRequest) -> Response:
-    serving = lifecycle_of(request).serving()
+    lifecycle = lifecycle_of(request)
+    serving = lifecycle.serving()
     work = await _work(request, serving, body, stream=True)
-    return await event_stream(request, _events(serving, body, work), error_event=error_event)
+    keep_alive_s = lifecycle.server.sse_keep_alive_interval
+    return await event_stream(request, _events(serving, body, work), keep_alive_s, error_event=error_event)
 
 
 async def _work(request: Request, serving: Serving, body: TgiRequest, *, stream: bool) -> Work:
@@ -140,15 +142,13 @@ async def _work(request: Request, serving: Serving, body: TgiRequest, *, stream:
     params = sampling_params(asked, stream=stream, room=limit - len(prompt.token_ids))
     check_sizes(params)
     name = getattr(request.state, "request_id", None) or uuid.uuid4().hex
-    work = Work(f"tgi-{name}-{next(_serial)}", [prompt], params)
-    log_request(lifecycle_of(request), work)
-    return work
+    return Work(f"tgi-{name}-{next(_serial)}", [prompt], params)
 
 
 async def _events(serving: Serving, body: TgiRequest, work: Work) -> AsyncGenerator[bytes]:
     writer = _writer(serving, body.parameters, work)
     index = itertools.count(1)
-    async with aclosing(run(serving.engine, serving.metrics, work)) as stream:
+    async with aclosing(run(serving.engine, serving.metrics, work, serving.request_log)) as stream:
         async for _, output in stream:
             (sample,) = output.outputs
             made = [
