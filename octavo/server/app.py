@@ -17,7 +17,20 @@ from octavo.errors import ConfigError, OctavoError
 from octavo.registry import load_object
 from octavo.server.errors import ClientGone, on_error
 from octavo.server.middleware import AnswerHeaders, HeaderLimits, KeyCheck, Measure, RootPath, WholeBody
-from octavo.server.routes import batches, chat, completions, files, generate, health, metrics, models, tgi, tokenize
+from octavo.server.routes import (
+    batches,
+    chat,
+    completions,
+    files,
+    generate,
+    health,
+    info,
+    invocations,
+    metrics,
+    models,
+    tgi,
+    tokenize,
+)
 from octavo.server.serving import Lifecycle
 from octavo.server.store import Store
 from octavo.server.tracing import Traced
@@ -27,7 +40,7 @@ from octavo.version import VERSION
 INFERENCE = (completions, chat, generate)
 """Routes that a line of a batch may name too."""
 
-ROUTES = (models, *INFERENCE, tgi, tokenize, files, batches, health, metrics)
+ROUTES = (models, *INFERENCE, tgi, tokenize, files, batches, health, metrics, info, invocations)
 
 
 def build_app(lifecycle: Lifecycle) -> FastAPI:

@@ -30,7 +30,7 @@ OPEN_PATHS = frozenset(["/health", "/livez", "/readyz", "/ping", "/metrics", "/v
 
 INFER_PREFIXES = ("/v1/", "/v2/", "/inference/", "/tokenize", "/detokenize", "/docs")
 INFER_PATHS = frozenset(["/", "/load", "/openapi.json", "/redoc", "/generate", "/generate_stream", "/info", "/score",
-                         "/rerank", "/classify", "/pooling"])  # fmt: skip
+                         "/rerank", "/classify", "/pooling", "/invocations", "/tokenizer_info"])  # fmt: skip
 """Routes for keys of the scope infer."""
 ADMIN_PATHS = frozenset(["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
 """Those under the prefixes that change what others get. All paths that are not named here are for admins too."""
