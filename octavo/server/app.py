@@ -28,6 +28,7 @@ from octavo.server.routes import (
     invocations,
     metrics,
     models,
+    pooling,
     tgi,
     tokenize,
 )
@@ -37,7 +38,7 @@ from octavo.server.tracing import Traced
 from octavo.server.unknown_fields import HEADER as IGNORED_FIELDS
 from octavo.version import VERSION
 
-INFERENCE = (completions, chat, generate)
+INFERENCE = (completions, chat, generate, pooling)
 """Routes that a line of a batch may name too."""
 
 ROUTES = (models, *INFERENCE, tgi, tokenize, files, batches, health, metrics, info, invocations)
