@@ -240,6 +240,9 @@ class ServerConfig:
     """json: one object a line. Default: OCTAVO_LOG_FORMAT, or text."""
     restart_engine: bool = option(False)
     """Start a lost engine again, up to five times in ten minutes. Default: the server ends with exit code 1."""
+    crash_dump_folder: str | None = option(None, metavar="DIR")
+    """Where to write down the last five minutes when the engine is lost: lengths, parameters and times of requests, no
+    text and no token ids."""
     enable_log_requests: bool = option(False)
     """Log the id, lengths and parameters of each request; with --log-level debug also its text."""
     enable_log_outputs: bool = option(False)

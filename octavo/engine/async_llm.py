@@ -16,6 +16,7 @@ from octavo import envs
 from octavo.config import EngineConfig
 from octavo.engine.child import EngineChild
 from octavo.engine.client import ProcessClient
+from octavo.engine.crash_dump import CrashRecorder
 from octavo.engine.input_processor import InputProcessor, Prompt
 from octavo.engine.output_processor import OutputProcessor, RequestState
 from octavo.engine.protocol import Beat, EngineFacts, News, Refused, Reply, refusal
@@ -51,6 +52,7 @@ class AsyncLLM:
             computes.
         log_stats: write a statistics line while busy.
         child: a process started earlier, to save time.
+        crash_dump_folder: where to write down the last minutes when the engine is lost; None: nowhere.
 
     Attributes:
         config: after `start` with `cache.num_blocks` and the final `max_model_len`.
@@ -66,10 +68,12 @@ class AsyncLLM:
         watchdog_timeout_s: float = 300.0,
         log_stats: bool = True,
         child: EngineChild | None = None,
+        crash_dump_folder: str | None = None,
     ) -> None:
         self.config = config
         self.facts: EngineFacts | None = None
         self.on_step: Callable[[int], None] | None = None
+        self._recorder = CrashRecorder(crash_dump_folder) if crash_dump_folder else None
         self._client = ProcessClient(config, child)
         try:
             self.tokenizer = load_tokenizer(config.spec.tokenizer_path)  # a child loads the model meanwhile
@@ -206,6 +210,9 @@ class AsyncLLM:
                     yield place, output
         finally:
             self._abort([state.submission.request_id for state in states if not state.finished])
+            if self._recorder is not None:
+                for state in states:
+                    self._recorder.end(state)
 
     async def abort(self, request_ids: Iterable[str]) -> None:
         """End requests early; each ends with finish reason "abort". Ids that are not open are ignored."""
@@ -336,6 +343,8 @@ class AsyncLLM:
     def _lose(self, cause: str) -> None:
         """The process is gone, or no good: end it and every open request."""
         self._client.kill()
+        if self._recorder is not None:
+            self._recorder.write(cause, msgspec.to_builtins(self.facts), self._outputs.open_requests())
         self._fail(EngineDeadError(cause))
         for task in self._tasks:
             if task is not asyncio.current_task():
@@ -355,6 +364,8 @@ class AsyncLLM:
         self._stats = stats
         if self._stats_logger is not None:
             self._stats_logger.observe(self.stats())
+        if self._recorder is not None:
+            self._recorder.observe(stats)
 
     def _fail(self, failure: EngineDeadError) -> None:
         """Nothing will be answered any more: end everything that waits."""

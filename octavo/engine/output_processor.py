@@ -287,6 +287,10 @@ class OutputProcessor:
         """Ids of the open requests."""
         return list(self._requests)
 
+    def open_requests(self) -> list[RequestState]:
+        """Those that have not ended."""
+        return list(self._requests.values())
+
     def _end(self, state: RequestState, reason: FinishReason) -> list[str]:
         ended = [sample for sample in state.samples if sample.finish_reason is None]
         for sample in ended:

@@ -224,6 +224,7 @@ class _Server:
             watchdog_timeout_s=self._server.watchdog_timeout,
             log_stats=not self._server.disable_log_stats,
             child=self._child,
+            crash_dump_folder=self._server.crash_dump_folder,
         )
         _release_memory()  # here, where all wait for the engine
         return await self._engine.start(self._on_progress)

@@ -134,8 +134,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_random_model(tmp_path_factory.mktemp("served"), context_length=4096)
 
 
-def test_die_01_a_killed_engine_ends_all_streams_and_the_server_with_one_clear_line(folder: Path) -> None:
-    with serving(folder) as server, ThreadPoolExecutor(4) as pool:
+def test_die_01_a_killed_engine_ends_all_streams_and_the_server_with_one_clear_line(
+    folder: Path, tmp_path: Path
+) -> None:
+    with serving(folder, None, "--crash-dump-folder", str(tmp_path)) as server, ThreadPoolExecutor(4) as pool:
         server.wait_until_ready()
         streams = [pool.submit(server.stream) for _ in range(4)]
         time.sleep(0.5)
@@ -151,6 +153,9 @@ def test_die_01_a_killed_engine_ends_all_streams_and_the_server_with_one_clear_l
         assert server.wait(30) == 1
         assert all(is_gone(pid) for pid in engine)
         assert sum("killed by signal 9" in line for line in server.log) == 1
+        [dump] = tmp_path.iterdir()
+        assert len(strict_json(dump.read_bytes())["open"]) == 4
+        assert sum(str(dump) in line for line in server.log) == 1
         assert not any("Traceback" in line for line in server.log)
 
 
