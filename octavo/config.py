@@ -142,6 +142,8 @@ class SchedulerConfig:
     """More waiting requests than this are answered 503."""
     max_num_queued_tokens: int | None = option(None, ge=0)
     """More waiting prompt tokens than this are answered 503."""
+    max_num_queued_reqs_per_key: int | None = option(None, ge=0)
+    """More waiting requests of one API key than this are answered 429."""
     reserve_full_length: bool = option(False)
     """Allocate max_model_len per request, as engines without pages do. Only for `octavo bench` to compare with."""
 
@@ -232,6 +234,9 @@ class ServerConfig:
     """Size of all uploaded files together."""
     batch_concurrency: int | None = option(None, ge=1)
     """Most lines of batches that run at once, behind all other requests. Default: a quarter of --max-num-seqs."""
+    request_timeout: float | None = option(None, ge=0.001)
+    """Seconds after which a request ends with 504, or a stream with an error, waiting included. The header
+    X-Request-Timeout asks for less."""
     drain_timeout: int = option(20, ge=0, aliases=("--shutdown-timeout",))
     """Seconds that running requests get to finish after SIGTERM; 0 aborts them."""
     log_level: str | None = option(None, choices=("debug", "info", "warning", "error", "critical"))

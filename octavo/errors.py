@@ -36,10 +36,18 @@ class UnsupportedError(ClientError):
 
 
 class OverloadedError(ClientError):
-    """The queue limits are reached; the same request may succeed later."""
+    """The queue limits are reached; the same request may succeed later, perhaps in `retry_after_s`."""
 
     status = 503
     type = "ServiceUnavailableError"
+    retry_after_s: int | None = None
+
+
+class RateLimitError(OverloadedError):
+    """One key's part of the queue is full; others are served."""
+
+    status = 429
+    type = "RateLimitError"
 
 
 class ConfigError(OctavoError):

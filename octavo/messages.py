@@ -37,6 +37,7 @@ class EngineRequest(msgspec.Struct, kw_only=True):
         bad_words_token_ids: token sequences that must not be completed.
         seed, sample_index: key of the counter-based generator (design rule I5); the same pair gives the same tokens.
         priority: lower runs first under `--scheduling-policy priority`.
+        tenant: whom the request is for; tenants share the engine in equal parts while they wait for it.
         cache_salt: extra key of the prefix cache; requests with other salts never share blocks.
         fork_of: id of a live request with the same leading tokens, whose KV blocks are shared copy-on-write if it
             still has them; otherwise ignored.
@@ -52,6 +53,7 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     sample_index: int = 0
     arrival_time_s: float = 0.0
     priority: int = 0
+    tenant: str = ""
     cache_salt: str | None = None
     fork_of: str | None = None
     hold: bool = False

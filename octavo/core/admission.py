@@ -5,9 +5,9 @@ from collections.abc import Mapping
 
 from octavo.config import SchedulerConfig
 from octavo.core.kv_cache_manager import KVCacheManager
-from octavo.core.request import Request, Status
+from octavo.core.request import Rank, Request, Status
 from octavo.core.request_queue import RequestQueue
-from octavo.errors import ClientError, ConfigError, OverloadedError
+from octavo.errors import ClientError, ConfigError, OverloadedError, RateLimitError
 from octavo.messages import EngineRequest
 
 
@@ -31,7 +31,7 @@ class Admission:
         self._max_model_len = max_model_len
         self.max_total_tokens = min(max_model_len, kv.max_request_tokens(self._whole_prompts))
 
-    def make_request(self, spec: EngineRequest, live: Mapping[str, Request], rank: tuple[int, int]) -> Request:
+    def make_request(self, spec: EngineRequest, live: Mapping[str, Request], rank: Rank) -> Request:
         """The core's state for what a client sent.
 
         Raises:
@@ -59,8 +59,16 @@ class Admission:
         """Refuse a request that would make the queue too long. Those about to get a free seat do not count.
 
         Raises:
-            OverloadedError: names the queue's length and limit.
+            OverloadedError: names the queue's length and limit; RateLimitError if it is the tenant's own part of it.
         """
+        per_key = self._config.max_num_queued_reqs_per_key
+        if per_key is not None and len(waiting) >= num_free_seats + per_key:
+            num_own = sum(queued.spec.tenant == request.spec.tenant for queued in waiting) - num_free_seats
+            if num_own >= per_key:
+                raise RateLimitError(
+                    f"{num_own} requests of this key are queued and the limit is {per_key} "
+                    "(--max-num-queued-reqs-per-key); try again later"
+                )
         max_requests, max_tokens = self._config.max_num_queued_reqs, self._config.max_num_queued_tokens
         num_queued = len(waiting) - num_free_seats
         if max_requests is not None and num_queued >= max_requests:

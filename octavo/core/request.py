@@ -7,6 +7,8 @@ from octavo.core.block_table import BlockTable
 from octavo.messages import EngineRequest, PromptLogprobs
 from octavo.outputs import FinishReason
 
+Rank = tuple[int, int, int]
+
 
 class Status(Enum):
     """Where a request stands."""
@@ -30,7 +32,7 @@ class Request:
 
     Args:
         spec: what the client sent.
-        rank: place in every queue, smaller first: (priority, order of arrival).
+        rank: place in every queue, smaller first: (priority, start by fair share, order of arrival).
         max_total_tokens: the sequence ends with "length" when it has this many tokens.
         parent: a request whose pages this one may share.
         num_common_tokens: leading tokens that are those of `parent`.
@@ -42,6 +44,7 @@ class Request:
         "_hash_root",
         "block_hashes",
         "block_table",
+        "charged_tokens",
         "has_first_token",
         "max_total_tokens",
         "num_cached_tokens",
@@ -64,7 +67,7 @@ class Request:
         self,
         spec: EngineRequest,
         *,
-        rank: tuple[int, int],
+        rank: Rank,
         max_total_tokens: int,
         parent: "Request | None" = None,
         num_common_tokens: int = 0,
@@ -73,6 +76,7 @@ class Request:
         self.spec = spec
         self.request_id = spec.request_id
         self.rank = rank
+        self.charged_tokens = 0
         self.parent = parent
         self.num_common_tokens = num_common_tokens
         self.token_ids = list(spec.prompt_token_ids)

@@ -1,7 +1,8 @@
-"""Requests in order of rank: (priority, arrival). The same order admits (from the front) and preempts (from the back).
+"""Requests in order of rank: (priority, start by fair share, arrival). The same order admits (from the front) and
+preempts (from the back).
 
-First come, first served is the case where everyone has the same priority. A preempted request keeps its rank and so
-comes back ahead of all that arrived after it. Knows no pages or budgets.
+First come, first served is the case where everyone has the same priority and is one tenant. A preempted request keeps
+its rank and so comes back ahead of all that arrived after it. Knows no pages or budgets.
 """
 
 from bisect import bisect_left, insort

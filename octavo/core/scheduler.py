@@ -18,6 +18,7 @@ import msgspec
 
 from octavo.config import SchedulerConfig
 from octavo.core.admission import Admission
+from octavo.core.fair_share import GUESSED_ANSWER_TOKENS, FairShare
 from octavo.core.kv_cache_manager import KVCacheManager, Prefix
 from octavo.core.request import Request, Status
 from octavo.core.request_queue import RequestQueue
@@ -75,6 +76,7 @@ class Scheduler:
         self._freed_rows: list[int] = []
         self._in_flight: list[Request] = []
         self._num_arrived = 0
+        self._shares = FairShare()
         self._stats = SchedulerStats()
 
     # ------------------------------------------------------------ requests come and go
@@ -86,14 +88,21 @@ class Scheduler:
             ClientError: its id is in use, or it can never fit.
             OverloadedError: the queue is full.
         """
-        counts = self._by_priority or spec.priority == BACKGROUND_PRIORITY
-        rank = (spec.priority if counts else 0, self._num_arrived)
-        request = self._admission.make_request(spec, self._requests, rank)
+        request = self._admission.make_request(spec, self._requests, (0, 0, 0))
         if request.parent is None:  # a fork is part of a request that was let in before
             self._admission.check_queue(request, self.waiting, num_free_seats=self._max_running - len(self.running))
-        self._num_arrived += 1
+        self._rank(request)
         self._requests[request.request_id] = request
         self.waiting.add(request)
+
+    def _rank(self, request: Request) -> None:
+        """Give a request that was let in its place."""
+        spec, num_answer_tokens = request.spec, request.max_total_tokens - request.num_prompt_tokens
+        request.charged_tokens = min(num_answer_tokens, GUESSED_ANSWER_TOKENS) + _own_prompt_tokens(request)
+        start = self._shares.start(spec.tenant, request.charged_tokens)
+        priority = spec.priority if self._by_priority or spec.priority == BACKGROUND_PRIORITY else 0
+        request.rank = (priority, start, self._num_arrived)
+        self._num_arrived += 1
 
     def abort(self, request_ids: Sequence[str]) -> list[EngineOutput]:
         """End requests wherever they are, and let go of held ones; unknown ids are ignored.
@@ -242,6 +251,7 @@ class Scheduler:
                 break
             if not self._drop_oldest_held():
                 return False
+        self._shares.begin(request.rank[1])
         if request.status is Status.WAITING:
             self._note_first_admission(request, 0 if forked else prefix.num_tokens)
         self.running.add(request)
@@ -402,6 +412,8 @@ class Scheduler:
 
     def _drop(self, request: Request) -> None:
         """Let go of a request and all it has."""
+        num_tokens = request.num_tokens - request.num_prompt_tokens + _own_prompt_tokens(request)
+        self._shares.settle(request.spec.tenant, num_tokens - request.charged_tokens)
         self._leave(request)
         self._kv.free(request)
         request.status = Status.FINISHED
@@ -414,6 +426,11 @@ class Scheduler:
         if oldest is not None:
             self._drop(oldest)
         return oldest is not None
+
+
+def _own_prompt_tokens(request: Request) -> int:
+    """Prompt tokens that its tenant pays for: those of several samples once."""
+    return request.num_prompt_tokens if request.spec.fork_of is None else 0
 
 
 def _waits_for_parent(request: Request) -> bool:

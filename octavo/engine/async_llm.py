@@ -155,9 +155,12 @@ class AsyncLLM:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        tenant: str = "",
     ) -> AsyncGenerator[RequestOutput]:
         """Submit one prompt and yield what is new, each time it is; otherwise as `generate_all`."""
-        stream = self.generate_all([prompt], params, request_id, priority=priority, cache_salt=cache_salt)
+        stream = self.generate_all(
+            [prompt], params, request_id, priority=priority, cache_salt=cache_salt, tenant=tenant
+        )
         async with aclosing(stream):
             async for _, output in stream:
                 yield output
@@ -170,6 +173,7 @@ class AsyncLLM:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        tenant: str = "",
     ) -> AsyncGenerator[tuple[int, RequestOutput]]:
         """Submit the prompts of one request, all or none, and yield (place of the prompt, what is new) each time there
         is something; a slow reader gets several steps at once.
@@ -193,7 +197,9 @@ class AsyncLLM:
         states: list[RequestState] = []
         try:
             for place, prompt in enumerate(prompts):
-                states.append(self._open(prompt, params, ids[place], priority, cache_salt, partial(on_news, place)))
+                states.append(
+                    self._open(prompt, params, ids[place], priority, cache_salt, tenant, partial(on_news, place))
+                )
             self._client.submit([sequence for state in states for sequence in state.submission.sequences])
             num_open = len(states)
             while num_open:
@@ -282,12 +288,13 @@ class AsyncLLM:
         request_id: str,
         priority: int,
         cache_salt: str | None,
+        tenant: str,
         on_news: Callable[[], None],
     ) -> RequestState:
         inputs = self._check_started()
         if self._draining:
             raise OverloadedError("the engine is shutting down and takes no new requests")
-        submission = inputs.process(prompt, params, request_id, priority=priority, cache_salt=cache_salt)
+        submission = inputs.process(prompt, params, request_id, priority=priority, cache_salt=cache_salt, tenant=tenant)
         if not len(self._outputs):
             self._watchdog.stepped()
         return self._outputs.add(submission, on_news)

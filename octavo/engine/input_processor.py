@@ -100,6 +100,7 @@ class InputProcessor:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        tenant: str = "",
     ) -> Submission:
         """Check one request and split it into sequences.
 
@@ -135,6 +136,7 @@ class InputProcessor:
                 sample_index=index,
                 arrival_time_s=arrival_time_s,
                 priority=priority,
+                tenant=tenant,
                 cache_salt=self._cache_key(cache_salt if cache_salt is not None else salt, len(token_ids)),
                 fork_of=f"{request_id}#0" if index > 0 else None,
             )

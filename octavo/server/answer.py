@@ -1,6 +1,7 @@
 """Runs a request and writes its answer, whole or as a stream. The API form is a `Form`; this knows none."""
 
 import itertools
+import math
 import re
 import time
 import uuid
@@ -16,7 +17,9 @@ from starlette.responses import Response
 from octavo.errors import ClientError
 from octavo.messages import BACKGROUND_PRIORITY
 from octavo.outputs import CompletionOutput, RequestOutput
+from octavo.sampling_params import SamplingParams
 from octavo.server.generation import News, UsageCount, Work, run
+from octavo.server.prompts import Prompt
 from octavo.server.requests import EngineBody
 from octavo.server.responses import ChatChunk, ChatCompletion, Completion, Generation, Usage, json_response
 from octavo.server.serving import Lifecycle, Serving
@@ -121,6 +124,52 @@ def make_header(request: Request, body: EngineBody, serving: Serving, prefix: st
     """The id is the request's own, if it has one: the field `request_id`, else the header X-Request-Id."""
     name = body.request_id or getattr(request.state, "request_id", None) or uuid.uuid4().hex
     return Header(f"{prefix}-{name}", int(time.time()), serving.model_name, serving.fingerprint)
+
+
+def make_work(
+    request: Request,
+    lifecycle: Lifecycle,
+    header: Header,
+    body: EngineBody,
+    prompts: list[Prompt],
+    params: SamplingParams,
+) -> Work:
+    """What the engine is asked to do, for whom and until when.
+
+    Raises:
+        ClientError: a header says something that it cannot.
+    """
+    return Work(
+        engine_id(header),
+        prompts,
+        params,
+        priority_of(request, body),
+        body.cache_salt,
+        tenant=getattr(request.state, "tenant", ""),
+        deadline_s=deadline_of(request, lifecycle.server.request_timeout),
+    )
+
+
+def deadline_of(request: Request, limit_s: float | None) -> float | None:
+    """When the request ends at the latest: X-Request-Timeout, in seconds, and no later than --request-timeout. A line
+    of a batch, which nobody waits for, has all the time.
+
+    Raises:
+        ClientError: the header is not a positive number.
+    """
+    if getattr(request.state, "background", False):
+        return None
+    text = request.headers.get("x-request-timeout")
+    if text is not None:
+        try:
+            asked_s = float(text)
+        except ValueError:
+            asked_s = math.nan
+        if not asked_s > 0:
+            raise ClientError(f"X-Request-Timeout is {text[:80]!r} but must be a positive number of seconds")
+        limit_s = asked_s if limit_s is None else min(asked_s, limit_s)
+    arrival_s: float = getattr(request.state, "arrival_s", time.monotonic())
+    return None if limit_s is None else arrival_s + limit_s
 
 
 def engine_id(header: Header) -> str:

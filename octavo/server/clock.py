@@ -71,6 +71,7 @@ class RequestClock:
     def _see_times(self, times: RequestMoments) -> None:
         metrics = self._metrics
         metrics.latency.observe(times.end_s - times.arrival_s)
+        metrics.note_latency(times.end_s - times.arrival_s)
         if times.scheduled_s is None or times.first_token_s is None:
             return
         metrics.queue.observe(times.scheduled_s - times.arrival_s)

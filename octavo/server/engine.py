@@ -42,6 +42,7 @@ class Engine(Protocol):
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        tenant: str = "",
     ) -> AsyncGenerator[tuple[int, RequestOutput]]:
         """Submit the prompts of one request, all or none, and yield (place of the prompt, output) for all news.
 

@@ -15,10 +15,15 @@ from octavo.errors import ClientError, EngineDeadError, EngineError, OverloadedE
 
 MAX_MESSAGE_CHARS = 2000
 RETRY_AFTER_S = 2
+"""Where nothing is known about when it will be better."""
 
 
 class ServiceUnavailableError(OverloadedError):
     """The server loads, drains or has lost its engine; another replica, or a later try, may answer."""
+
+
+class DeadlineError(EngineError):
+    """The request's own time, X-Request-Timeout or --request-timeout, is over; what it had begun is given up."""
 
 
 class AuthenticationError(ClientError):
@@ -87,14 +92,15 @@ class Failure(NamedTuple):
 
     status: int
     error: ErrorBody
+    retry_after_s: int = RETRY_AFTER_S
 
     def response(self) -> Response:
         """The answer, with the headers its status asks for."""
         headers = {}
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
-        if self.status == 503:
-            headers["Retry-After"] = str(RETRY_AFTER_S)
+        if self.status in (429, 503):
+            headers["Retry-After"] = str(self.retry_after_s)
         return Response(self.json(), self.status, headers, media_type="application/json")
 
     def json(self) -> bytes:
@@ -104,8 +110,13 @@ class Failure(NamedTuple):
 
 def failure(err: Exception) -> Failure:
     """Describe any exception: ours by their own words, FastAPI's by theirs, a bug by no words at all."""
+    if isinstance(err, OverloadedError):
+        found = _failure(err.status, err.message, err.type, err.param, err.code)
+        return found._replace(retry_after_s=err.retry_after_s or RETRY_AFTER_S)
     if isinstance(err, ClientError):
         return _failure(err.status, err.message, err.type, err.param, err.code)
+    if isinstance(err, DeadlineError):
+        return _failure(504, str(err), "RequestTimeoutError")
     if isinstance(err, ValidationError):
         return _failure(400, *_first_problem(err.errors(include_url=False, include_context=False)[0]))
     if isinstance(err, RequestValidationError):  # of the query

@@ -1,30 +1,42 @@
 """Runs the prompts of one HTTP request on the engine and yields their news, merged. Knows no API form."""
 
+import asyncio
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from octavo.errors import ClientError, OverloadedError
 from octavo.outputs import CompletionOutput, FinishReason, RequestOutput, TokenLogprobs
 from octavo.sampling_params import SamplingParams
 from octavo.server.clock import RequestClock
 from octavo.server.engine import Engine
+from octavo.server.errors import DeadlineError
 from octavo.server.metrics import Metrics
 from octavo.server.prompts import Prompt
 from octavo.server.request_log import RequestLog
 from octavo.server.responses import CompletionTokensDetails, PromptTokensDetails, Usage
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class Work:
-    """What one HTTP request asks of the engine. `params.n` samples of each prompt."""
+    """What one HTTP request asks of the engine. `params.n` samples of each prompt.
+
+    Attributes:
+        tenant: name of the API key.
+        deadline_s: when it ends, whatever it has got to; on the clock of `time.monotonic`.
+    """
 
     request_id: str
     prompts: list[Prompt]
     params: SamplingParams
     priority: int = 0
     cache_salt: str | None = None
+    tenant: str = ""
+    deadline_s: float | None = None
 
     def choice_index(self, prompt_index: int, sample_index: int) -> int:
         """Place of a sample in `choices`."""
@@ -95,11 +107,31 @@ class UsageCount:
         return usage
 
 
+async def until(items: AsyncGenerator[T], deadline_s: float | None) -> AsyncGenerator[T]:
+    """The items that come before the deadline.
+
+    Raises:
+        DeadlineError: there would have been more.
+    """
+    start_s = time.monotonic()
+    while True:
+        try:
+            async with asyncio.timeout(None if deadline_s is None else max(0.0, deadline_s - time.monotonic())):
+                item = await anext(items)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            waited_s = time.monotonic() - start_s
+            raise DeadlineError(f"the request was not done in its time, after {waited_s:.1f} s in the engine") from None
+        yield item
+
+
 async def run(engine: Engine, metrics: Metrics, work: Work, log: RequestLog | None = None) -> AsyncGenerator[News]:
     """Submit all prompts, or none, and yield what comes. Closing the generator aborts what still runs.
 
     Raises:
         ClientError, EngineError: of the first prompt that fails; the others are aborted.
+        DeadlineError: the time is over.
     """
     clocks = [RequestClock(metrics, work.request_id, len(prompt.token_ids), work.params) for prompt in work.prompts]
     if log is not None:
@@ -110,10 +142,11 @@ async def run(engine: Engine, metrics: Metrics, work: Work, log: RequestLog | No
         work.request_id,
         priority=work.priority,
         cache_salt=work.cache_salt,
+        tenant=work.tenant,
     )
     try:
         async with aclosing(stream):
-            async for place, output in stream:
+            async for place, output in until(stream, work.deadline_s):
                 clocks[place].see(output)
                 if log is not None:
                     log.see(work.request_id, output)
@@ -121,6 +154,7 @@ async def run(engine: Engine, metrics: Metrics, work: Work, log: RequestLog | No
     except ClientError as err:  # none of them has run
         if isinstance(err, OverloadedError):
             metrics.rejected.inc()
+            err.retry_after_s = metrics.retry_after_s(engine.stats())
         raise
     except BaseException as err:
         for clock in clocks:

@@ -2,6 +2,7 @@
 under each name; what the engine counts is read at scrape time from its latest statistics, without asking it.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -33,6 +34,7 @@ FIRST_TOKEN_S = (
 )  # fmt: skip
 INTER_TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 HTTP_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+MAX_RETRY_AFTER_S = 60
 SAMPLES = (1, 2, 5, 10, 20)
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
@@ -107,6 +109,7 @@ class Metrics:
         )
         self.restarts = restarts.labels(**self._labels)
         prefixes = (PREFIX, VLLM_PREFIX) if vllm_names else (PREFIX,)
+        self.recent_latency_s = 1.0
         self._exported = CollectorRegistry()
         self._exported.register(_Renamed(self._own, prefixes))
 
@@ -117,6 +120,15 @@ class Metrics:
     def exposition(self) -> bytes:
         """The text of a scrape."""
         return generate_latest(self._exported)
+
+    def note_latency(self, seconds: float) -> None:
+        """A request took so long; the last ten or so count."""
+        self.recent_latency_s += (seconds - self.recent_latency_s) / 10
+
+    def retry_after_s(self, stats: SchedulerStats) -> int:
+        """When a request that finds no place may find one: the queue, at the pace of those that run."""
+        rounds = max(1, stats.num_waiting) / max(1, stats.num_running)
+        return max(1, min(MAX_RETRY_AFTER_S, math.ceil(self.recent_latency_s * rounds)))
 
 
 class HttpMetrics:

@@ -85,6 +85,7 @@ class AnswerHeaders:
             given = None
         request_id = given or (uuid.uuid4().hex.encode() if self._always else None)
         state = scope.setdefault("state", {})
+        state["arrival_s"] = time.monotonic()
         if request_id is not None:
             state["request_id"] = request_id.decode()
 

@@ -10,7 +10,7 @@ from msgspec import UNSET
 from octavo.errors import ClientError
 from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.parsers.events import ArgumentsDelta, CallBegun, ContentDelta, Event, ReasoningDelta
-from octavo.server.answer import Header, Result, engine_id, make_header, priority_of, respond
+from octavo.server.answer import Header, Result, make_header, make_work, respond
 from octavo.server.body import body_schema, json_body
 from octavo.server.generation import Cursor, Delta, Work
 from octavo.server.logprobs import chat_logprobs, prompt_logprobs
@@ -69,7 +69,7 @@ async def _answer(request: Request, body: ChatRequest) -> Response:
     )
     params = plan.constrain(chat_params(body, serving.defaults, limit - len(prompt.token_ids)))
     header = make_header(request, body, serving, "chatcmpl")
-    work = Work(engine_id(header), [prompt], params, priority_of(request, body), body.cache_salt)
+    work = make_work(request, lifecycle, header, body, [prompt], params)
     role = lifecycle.server.response_role
     prefix = conversation.last_text if body.echo and body.messages[-1].get("role") == role else ""
     form = ChatForm(header, body, work, plan, role, prefix)

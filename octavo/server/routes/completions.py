@@ -7,7 +7,7 @@ from msgspec import UNSET
 
 from octavo.errors import ClientError
 from octavo.outputs import CompletionOutput, RequestOutput
-from octavo.server.answer import Header, Result, engine_id, make_header, priority_of, respond
+from octavo.server.answer import Header, Result, make_header, make_work, respond
 from octavo.server.body import body_schema, json_body
 from octavo.server.generation import Cursor, Work
 from octavo.server.logprobs import CompletionLogprobsWriter, prompt_logprobs, prompt_pieces
@@ -40,7 +40,7 @@ async def completions(request: Request, body: CompletionRequest = json_body(Comp
     params = completion_params(body, serving.defaults, room)
     check_num_choices(len(prompts), params.n)
     header = make_header(request, body, serving, "cmpl")
-    work = Work(engine_id(header), prompts, params, priority_of(request, body), body.cache_salt)
+    work = make_work(request, lifecycle, header, body, prompts, params)
     form = CompletionForm(header, body, work, serving.prompts.tokenizer)
     return await respond(request, lifecycle, serving, work, form, body)
 

@@ -13,9 +13,9 @@ from msgspec import UNSET
 from octavo.errors import ClientError
 from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.sampling_params import SamplingParams
-from octavo.server.answer import Header, Result, engine_id, make_header, priority_of, respond
+from octavo.server.answer import Header, Result, make_header, make_work, respond
 from octavo.server.body import body_schema, json_body
-from octavo.server.generation import Cursor, Work
+from octavo.server.generation import Cursor
 from octavo.server.logprobs import chat_logprobs, prompt_logprobs
 from octavo.server.prompts import Prompt
 from octavo.server.refusals import check_refused
@@ -51,7 +51,7 @@ async def generate(request: Request, body: GenerateRequest = json_body(GenerateR
         raise ClientError("prompt_logprobs cannot be streamed; send stream: false", param="sampling_params")
     header = make_header(request, body, serving, "gen")
     prompt = Prompt(None, body.token_ids)
-    work = Work(engine_id(header), [prompt], params, priority_of(request, body), body.cache_salt)
+    work = make_work(request, lifecycle, header, body, [prompt], params)
     form = GenerationForm(header, body, params, serving.prompts.tokenizer)
     try:
         return await respond(request, lifecycle, serving, work, form, body)
