@@ -1,15 +1,21 @@
 """Calls in Gemma's own notation: call:name{key:<escape>text<escape>,n:3}."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from octavo.parsers.calls import MAX_NAME, Calls, broken_call
+from octavo.parsers.calls import MAX_NAME, NO_FRAME, Calls, Tool, broken_call, sequence, types_of
 from octavo.parsers.events import ArgumentsDelta, CallEnded, Steps
 from octavo.parsers.json_text import json_string, string_body
 from octavo.parsers.parameters import typed_value
 from octavo.parsers.source import Source, Stops
 
+if TYPE_CHECKING:
+    from octavo.parsers.lark import GrammarWriter
+
 MAX_DEPTH = 64
+_BARE_TYPES = frozenset(["number", "integer", "boolean", "null"])
 _NAME = re.compile(r"[\w./-]")
 _KEY = re.compile(r"[^\s,:{}\[\]<>]")
 _BARE = re.compile(r"[^,{}\[\]<>]")
@@ -24,6 +30,38 @@ class BracedCalls:
     """
 
     quote: str
+    frame: tuple[str, str, str] = NO_FRAME
+
+    def call_rule(self, tool: Tool, writer: "GrammarWriter") -> str:
+        """As `Layout.call_rule`."""
+        return f"{writer.text('call:' + tool.name)} {self._object_rule(tool.parameters, writer, 0)}"
+
+    def _object_rule(self, schema: Mapping[str, Any], writer: "GrammarWriter", depth: int) -> str:
+        members = Tool("", schema)
+        pairs = {
+            name: f"{writer.text(name + ':')} {self._value_rule(inner, writer, depth + 1)}"
+            for name, inner in members.properties.items()
+        }
+        return f"{writer.text('{')} {sequence(writer, pairs, members.required, writer.text(','))} {writer.text('}')}"
+
+    def _value_rule(self, schema: Mapping[str, Any], writer: "GrammarWriter", depth: int) -> str:
+        """A value. Objects and lists that say nothing of what is in them are empty: the notation has no free form."""
+        types = types_of(schema)
+        values = schema.get("enum")
+        if depth > MAX_DEPTH:
+            return writer.text("{}")
+        if types == {"object"}:
+            return self._object_rule(schema, writer, depth)
+        if types == {"array"}:
+            items = schema.get("items")
+            item = writer.rule(self._value_rule(items if isinstance(items, Mapping) else {}, writer, depth + 1))
+            return f"{writer.text('[')} ({item} ({writer.text(',')} {item})*)? {writer.text(']')}"
+        if types and types <= _BARE_TYPES:
+            return writer.json(schema)
+        quote = writer.text(self.quote)
+        if isinstance(values, list) and all(isinstance(value, str) for value in values):
+            return f"{quote} ({' | '.join(writer.text(value) for value in values)}) {quote}"
+        return f"{quote} {writer.upto(self.quote)}"
 
     def read(self, source: Source, calls: Calls, close: str) -> Steps[bool]:
         """As `Layout.read`. A model that forgets the word `call` is forgiven."""

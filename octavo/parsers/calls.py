@@ -2,13 +2,17 @@
 
 import re
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from octavo.parsers.events import ArgumentsDelta, CallBegun, CallEnded, Steps
 from octavo.parsers.json_text import JsonScanner
 from octavo.parsers.source import Source, Stops
 
+if TYPE_CHECKING:
+    from octavo.parsers.lark import GrammarWriter
+
+NO_FRAME = ("", "", "")
 NAME_CHARACTER = re.compile(r"[\w.:/-]")
 MAX_NAME = 256
 _NAME = re.compile(r"[\w.:/-]{1,256}\Z")
@@ -20,6 +24,19 @@ class Tool(NamedTuple):
     name: str
     parameters: Mapping[str, Any]
     strict: bool = False
+
+    @property
+    def properties(self) -> dict[str, Mapping[str, Any]]:
+        """Schemas of the arguments by name."""
+        found = self.parameters.get("properties")
+        inner = found if isinstance(found, Mapping) else {}
+        return {name: schema if isinstance(schema, Mapping) else {} for name, schema in inner.items()}
+
+    @property
+    def required(self) -> frozenset[str]:
+        """Arguments that must be there."""
+        found = self.parameters.get("required")
+        return frozenset(name for name in found if isinstance(name, str)) if isinstance(found, list) else frozenset()
 
 
 def random_id(name: str, index: int) -> str:
@@ -60,12 +77,11 @@ class Calls:
 
     def types(self, name: str, parameter: str) -> frozenset[str]:
         """JSON types that a parameter may have by the tool's schema; empty if that does not say."""
-        properties = self.tools[name].parameters.get("properties") if name in self.tools else None
-        schema = properties.get(parameter) if isinstance(properties, Mapping) else None
-        return _types(schema, 0)
+        return types_of(self.tools[name].properties.get(parameter)) if name in self.tools else frozenset()
 
 
-def _types(schema: object, depth: int) -> frozenset[str]:
+def types_of(schema: object, depth: int = 0) -> frozenset[str]:
+    """JSON types that a schema allows; empty if it does not say."""
     if not isinstance(schema, Mapping) or depth > 4:
         return frozenset()
     kind = schema.get("type")
@@ -81,12 +97,19 @@ def _types(schema: object, depth: int) -> frozenset[str]:
         found = {"string"}
     for key in ("anyOf", "oneOf"):
         for other in schema[key] if isinstance(schema.get(key), list) else ():
-            found |= _types(other, depth + 1)
+            found |= types_of(other, depth + 1)
     return frozenset(found)
 
 
 class Layout(Protocol):
-    """How a format writes a call, between its markers."""
+    """How a format writes a call, between its markers.
+
+    Attributes:
+        frame: what stands before, between and behind the calls of a list; three empty texts if there are no lists.
+    """
+
+    @property
+    def frame(self) -> tuple[str, str, str]: ...
 
     def read(self, source: Source, calls: Calls, close: str) -> Steps[bool]:
         """Read one call, or a list of them.
@@ -98,6 +121,24 @@ class Layout(Protocol):
             close: marker that ends the call; "" is the end of the answer.
         """
         ...
+
+    def call_rule(self, tool: Tool, writer: "GrammarWriter") -> str:
+        """A call of one tool, with arguments that its schema allows, as the right side of a Lark rule."""
+        ...
+
+
+def sequence(writer: "GrammarWriter", parts: Mapping[str, str], required: Collection[str], separator: str) -> str:
+    """Parts in their order as a Lark term: required ones must come, others may; between two stands `separator`."""
+    first, rest = "", ""  # what may come from here on, if nothing has come before, or something
+    for name in reversed(list(parts)):
+        part = writer.rule(parts[name])
+        if name in required:
+            first, here = f"{part} {rest}", f"{separator} {part}"
+        else:
+            first = f"({part} {rest} | {first})" if first else f"({part} {rest})?"
+            here = f"({separator} {part})?"
+        rest = writer.rule(f"{here} {rest}")
+    return first
 
 
 def whole_call(calls: Calls, name: str, arguments: str) -> Steps[None]:

@@ -22,8 +22,10 @@ class ToolFormat:
 
     Args:
         layout: how a call is written between its markers.
-        call: markers around a call. An empty second one: nothing stands behind it.
+        call: markers around a call, with the blanks that the family writes; the reader does not insist on those. An
+            empty second one: nothing stands behind it.
         section: markers around all calls of an answer, if there are such.
+        between: stands between two calls.
         template: strings that a chat template of this format holds; all of one of these groups. Empty: never picked.
         also: other pairs of markers around a call, from older or careless models.
         bare: a call may stand at the beginning of an answer without any marker, if it is of a known tool.
@@ -34,6 +36,7 @@ class ToolFormat:
     layout: Layout
     call: tuple[str, str] = ("", "")
     section: tuple[str, str] = ("", "")
+    between: str = ""
     template: tuple[tuple[str, ...], ...] = ()
     also: tuple[tuple[str, str], ...] = ()
     bare: bool = False
@@ -43,15 +46,25 @@ class ToolFormat:
     @property
     def openers(self) -> tuple[str, ...]:
         """Every marker that a call or a section begins with."""
-        return tuple(pair[0] for pair in (self.section, self.call, *self.also) if pair[0])
+        return tuple(pair[0] for pair in self.pairs if pair[0])
+
+    @property
+    def opener(self) -> str:
+        """The marker that the family begins its calls with; "" if there is none."""
+        return self.section[0].strip() or self.call[0].strip()
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """All markers in pairs, without their blanks: of the section, of a call, and others."""
+        own = [(begin.strip(), end.strip()) for begin, end in (self.section, self.call)]
+        return (*own, *self.also)
 
     @property
     def markers(self) -> tuple[str, ...]:
         """Every marker; those that are special tokens must stay in the text."""
         if self.whole_answer:
             return harmony.MARKERS
-        pairs = (self.section, self.call, *self.also)
-        texts = (*(text for pair in pairs for text in pair), *layout_markers(self.layout))
+        texts = (*(text for pair in self.pairs for text in pair), *layout_markers(self.layout))
         return tuple(dict.fromkeys(text for text in texts if text))
 
 
@@ -103,24 +116,17 @@ def mistral_id(name: str, index: int) -> str:
     return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
 
 
-def kimi_name(text: str) -> tuple[str, str | None]:
-    """`functions.weather:0` is the id; the name is in it, and the template wants the id back as it was."""
-    name, colon, number = text.removeprefix("functions.").rpartition(":")
-    return (name, text) if colon and number.isdigit() else (text.removeprefix("functions."), None)
-
-
 def kimi_id(name: str, index: int) -> str:
-    """An id in the same form, for a call that came without one."""
+    """Kimi's ids hold the name, and its template wants them so."""
     return f"functions.{name}:{index}"
 
 
 # ---------------------------------------------------------------- JSON objects between markers
 
-HERMES = ToolFormat(
-    JsonCalls(), call=("<tool_call>", "</tool_call>"), template=(("<tool_call>", '"arguments"'), ("<tool_call>",))
-)
+HERMES = ToolFormat(JsonCalls(), call=("<tool_call>\n", "\n</tool_call>"), between="\n", template=(("<tool_call>",),))
 LLAMA3_JSON = ToolFormat(
     JsonCalls("parameters"),
+    between="; ",
     also=(("<|python_tag|>", ""),),
     bare=True,
     template=(("<|python_tag|>", '"parameters"'), ("Environment: ipython", '"parameters"')),
@@ -131,23 +137,29 @@ GRANITE = ToolFormat(
     also=(("<tool_call>", "</tool_call>"),),
     template=(("<|tool_call|>",),),
 )
-GRANITE_20B = ToolFormat(JsonCalls(), call=("<function_call>", ""), template=(("<function_call>",),))
+GRANITE_20B = ToolFormat(JsonCalls(), call=("<function_call> ", ""), between="\n", template=(("<function_call>",),))
 PHI4_MINI = ToolFormat(
     JsonCalls(listed=True), section=("<|tool_call|>", "<|/tool_call|>"), also=(("functools", ""),),
     template=(("<|tool_call|>", "<|/tool_call|>"), ("functools",)),
 )  # fmt: skip
 INTERNLM = ToolFormat(
     JsonCalls("parameters"),
-    call=("<|action_start|><|plugin|>", "<|action_end|>"),
+    call=("<|action_start|><|plugin|>\n", "<|action_end|>"),
     also=(("<|action_start|> <|plugin|>", "<|action_end|>"),),
     template=(("<|action_start|>",),),
 )
 JAMBA = ToolFormat(JsonCalls(listed=True), section=("<tool_calls>", "</tool_calls>"), template=(("<tool_calls>",),))
 LONGCAT = ToolFormat(
-    JsonCalls(), call=("<longcat_tool_call>", "</longcat_tool_call>"), template=(("<longcat_tool_call>",),)
+    JsonCalls(),
+    call=("<longcat_tool_call>\n", "\n</longcat_tool_call>"),
+    between="\n",
+    template=(("<longcat_tool_call>",),),
 )
 GENERIC = ToolFormat(
-    JsonCalls(), call=("<tool_call>", "</tool_call>"), also=(("```json\n", "```"), ("```tool_call\n", "```")), bare=True
+    JsonCalls(),
+    between="; ",
+    also=(("<tool_call>", "</tool_call>"), ("```json\n", "```"), ("```tool_call\n", "```")),
+    bare=True,
 )
 XLAM = ToolFormat(
     JsonCalls(listed=True),
@@ -164,7 +176,8 @@ MISTRAL = ToolFormat(
     make_id=mistral_id,
 )
 DEEPSEEK_V3 = ToolFormat(
-    NamedJson(("```json",), prefix="function<｜tool▁sep｜>", suffix="```"),
+    NamedJson(("\n```json\n",), prefix="function<｜tool▁sep｜>", suffix="\n```"),
+    between="\n",
     call=("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),
     section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
     template=(("<｜tool▁call▁begin｜>", "```json"),),
@@ -176,7 +189,7 @@ DEEPSEEK_V31 = ToolFormat(
     template=(("<｜tool▁call▁begin｜>",),),
 )
 KIMI_K2 = ToolFormat(
-    NamedJson(("<|tool_call_argument_begin|>",), split=kimi_name),
+    NamedJson(("<|tool_call_argument_begin|>",), prefix="functions.", numbered=True),
     call=("<|tool_call_begin|>", "<|tool_call_end|>"),
     section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     template=(("<|tool_call_argument_begin|>",),),
@@ -187,17 +200,19 @@ KIMI_K2 = ToolFormat(
 
 QWEN3_CODER = ToolFormat(
     TaggedParameters(("<function=", ">"), ("<parameter=", ">"), "</parameter>", "</function>", newlines=True),
-    call=("<tool_call>", "</tool_call>"),
+    call=("<tool_call>\n", "\n</tool_call>"),
+    between="\n",
     template=(("<tool_call>", "<function="),),
 )
 SEED_OSS = ToolFormat(
     TaggedParameters(("<function=", ">"), ("<parameter=", ">"), "</parameter>", "</function>"),
-    call=("<seed:tool_call>", "</seed:tool_call>"),
+    call=("<seed:tool_call>\n", "\n</seed:tool_call>"),
     template=(("<seed:tool_call>",),),
 )
 MINIMAX_M2 = ToolFormat(
     TaggedParameters(('<invoke name="', '">'), ('<parameter name="', '"'), "</parameter>", "</invoke>"),
-    section=("<minimax:tool_call>", "</minimax:tool_call>"),
+    section=("<minimax:tool_call>\n", "\n</minimax:tool_call>"),
+    between="\n",
     template=(("<minimax:tool_call>",),),
 )
 DEEPSEEK_V32 = ToolFormat(
@@ -207,12 +222,14 @@ DEEPSEEK_V32 = ToolFormat(
         "</｜DSML｜parameter>",
         "</｜DSML｜invoke>",
     ),
-    section=("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),
+    section=("<｜DSML｜function_calls>\n", "\n</｜DSML｜function_calls>"),
+    between="\n",
     template=(("<｜DSML｜function_calls>",), ("<｜DSML｜invoke",)),
 )
 GLM45 = ToolFormat(
     TaggedParameters(("", ""), ("<arg_key>", "</arg_key> <arg_value>"), "</arg_value>", ""),
     call=("<tool_call>", "</tool_call>"),
+    between="\n",
     template=(("<tool_call>", "<arg_key>"),),
 )
 
@@ -226,7 +243,9 @@ LFM2 = ToolFormat(
     PythonicCalls(), section=("<|tool_call_start|>", "<|tool_call_end|>"), template=(("<|tool_call_start|>",),)
 )
 OLMO3 = ToolFormat(
-    PythonicCalls(listed=False), section=("<function_calls>", "</function_calls>"), template=(("<function_calls>",),)
+    PythonicCalls(listed=False),
+    section=("<function_calls>\n", "\n</function_calls>"),
+    template=(("<function_calls>",),),
 )
 FUNCTIONGEMMA = ToolFormat(
     BracedCalls("<escape>"),
@@ -234,7 +253,7 @@ FUNCTIONGEMMA = ToolFormat(
     template=(("<start_function_call>",),),
 )
 GEMMA4 = ToolFormat(BracedCalls('<|"|>'), call=("<|tool_call>", "<tool_call|>"), template=(("<|tool_call>",),))
-HARMONY = ToolFormat(NamedJson(), whole_answer=True, template=(("<|channel|>", "<|start|>"),))
+HARMONY = ToolFormat(harmony.ChannelCalls(), whole_answer=True, template=(("<|channel|>", "<|start|>"),))
 
 # ---------------------------------------------------------------- reasoning
 
@@ -252,4 +271,9 @@ SEED_THINK = ReasoningFormat("<seed:think>", "</seed:think>", template=(("<seed:
 GEMMA4_THINK = ReasoningFormat(
     "<|channel>", "<channel|>", label="thought", ends_at_call=True, template=(("<|channel>", "<channel|>"),)
 )
-HARMONY_THINK = ReasoningFormat("", "", whole_answer=True, template=(("<|channel|>", "<|start|>"),))
+HARMONY_THINK = ReasoningFormat(
+    f"{harmony.CHANNEL}analysis{harmony.MESSAGE}",
+    f"{harmony.ENDS[0]}{harmony.START}assistant",
+    whole_answer=True,
+    template=(("<|channel|>", "<|start|>"),),
+)

@@ -8,11 +8,15 @@ The recipient may stand before the channel too. The prompt ends with `<|start|>a
 """
 
 import re
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
-from octavo.parsers.calls import Calls, json_arguments
+from octavo.parsers.calls import NO_FRAME, Calls, Tool, json_arguments
 from octavo.parsers.events import CallEnded, ContentDelta, ReasoningDelta, Steps
 from octavo.parsers.source import Source, Stops
+
+if TYPE_CHECKING:
+    from octavo.parsers.lark import GrammarWriter
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 ENDS = ("<|end|>", "<|return|>", "<|call|>")
@@ -25,6 +29,23 @@ _HEADER_ENDS = Stops(MESSAGE, START, *ENDS)
 _BODY_ENDS = Stops(START, *ENDS)
 _RECIPIENT = re.compile(r"to=([\w.:-]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+
+
+@dataclass(frozen=True)
+class ChannelCalls:
+    """A call is a message of its own. It ends the answer, so there is one."""
+
+    frame: tuple[str, str, str] = NO_FRAME
+
+    def read(self, source: Source, calls: Calls, close: str) -> Steps[bool]:
+        """Calls are read with the rest of the answer (`read_answer`)."""
+        raise NotImplementedError
+        yield
+
+    def call_rule(self, tool: Tool, writer: "GrammarWriter") -> str:
+        """As `Layout.call_rule`."""
+        head = f"{CHANNEL}commentary to=functions.{tool.name} <|constrain|>json{MESSAGE}"
+        return f"{writer.text(head)} {writer.json(tool.parameters)}"
 
 
 class _Header(NamedTuple):

@@ -1,13 +1,16 @@
 """Calls as JSON objects: {"name": ..., "arguments": ...}, one, several, or a list; and a name before JSON arguments."""
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from octavo.parsers.calls import MAX_NAME, NAME_CHARACTER, Calls, json_arguments, whole_call
+from octavo.parsers.calls import MAX_NAME, NAME_CHARACTER, NO_FRAME, Calls, Tool, json_arguments, whole_call
 from octavo.parsers.events import CallEnded, Steps
-from octavo.parsers.json_text import read_json
+from octavo.parsers.json_text import json_string, read_json
 from octavo.parsers.source import Source
+
+if TYPE_CHECKING:
+    from octavo.parsers.lark import GrammarWriter
 
 ARGUMENT_KEYS = frozenset(["arguments", "parameters"])
 OTHER_KEYS = frozenset(["id", "type", "index"])
@@ -28,6 +31,16 @@ class JsonCalls:
     arguments: str = "arguments"
     listed: bool = False
     separators: str = ";,"
+
+    @property
+    def frame(self) -> tuple[str, str, str]:
+        """As in `Layout`."""
+        return ("[", ", ", "]") if self.listed else NO_FRAME
+
+    def call_rule(self, tool: Tool, writer: "GrammarWriter") -> str:
+        """As `Layout.call_rule`."""
+        head = f'{{"name": {json_string(tool.name)}, "{self.arguments}": '
+        return f"{writer.text(head)} {writer.json(tool.parameters)} {writer.text('}')}"
 
     def read(self, source: Source, calls: Calls, close: str) -> Steps[bool]:
         """As `Layout.read`."""
@@ -177,7 +190,7 @@ class NamedJson:
         id_begins: stands between the name and an id that the model gives.
         prefix: stands before the name.
         suffix: stands behind the arguments.
-        split: takes what stands in the name's place apart into name and id.
+        numbered: the name ends with the number of the call, and all of it is the call's id.
         or_json: a list or an object in the name's place is read as `JsonCalls` would.
     """
 
@@ -185,25 +198,37 @@ class NamedJson:
     id_begins: str = ""
     prefix: str = ""
     suffix: str = ""
-    split: Callable[[str], tuple[str, str | None]] | None = None
+    numbered: bool = False
     or_json: bool = False
+    frame: tuple[str, str, str] = NO_FRAME
+
+    def call_rule(self, tool: Tool, writer: "GrammarWriter") -> str:
+        """As `Layout.call_rule`. A model without the marker behind the name is an older one, which writes objects."""
+        if self.or_json and not any(end in writer.special for end in self.name_ends):
+            return f"{writer.text('[')} {JsonCalls().call_rule(tool, writer)} {writer.text(']')}"
+        number = '":" /[0-9]{1,3}/' if self.numbered else ""
+        before = f"{writer.text(self.prefix + tool.name)} {number} {writer.text(''.join(self.name_ends[:1]))}"
+        return f"{before} {writer.json(tool.parameters)} {writer.text(self.suffix)}"
 
     def read(self, source: Source, calls: Calls, close: str) -> Steps[bool]:
         """As `Layout.read`."""
         yield from source.skip_space()
         if self.or_json and (yield from source.peek()) in ("[", "{"):
             return (yield from JsonCalls().read(source, calls, close))
-        if self.prefix:
-            yield from source.take(self.prefix)
+        prefixed = yield from source.take(self.prefix)
         name = yield from source.word(NAME_CHARACTER, MAX_NAME)
         call_id = None
-        if self.split is not None:
-            name, call_id = self.split(name)
+        if self.numbered:
+            given = (self.prefix if prefixed else "") + name
+            name, colon, number = name.rpartition(":")
+            if not colon or not number.isdigit():
+                return False
+            call_id = given
         yield from source.skip_space()
         if self.id_begins and (yield from source.take(self.id_begins)):
             call_id = yield from source.word(NAME_CHARACTER, MAX_NAME)
         for marker in self.name_ends:
-            if (yield from source.take(marker)):
+            if (yield from source.take(marker.strip())):
                 break
         yield from source.skip_space()
         if not calls.accepts(name) or not (yield from source.at("{")):
@@ -215,5 +240,5 @@ class NamedJson:
         yield CallEnded(begun.index, True)
         yield from source.skip_space()
         if self.suffix:
-            yield from source.take(self.suffix, or_cut=True)
+            yield from source.take(self.suffix.strip(), or_cut=True)
         return True

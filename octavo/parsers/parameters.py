@@ -1,13 +1,18 @@
 """Calls whose arguments are written one by one between tags, as text; the tool's schema says what is a string."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from octavo.parsers.calls import MAX_NAME, NAME_CHARACTER, Calls, broken_call
+from octavo.parsers.calls import MAX_NAME, NAME_CHARACTER, NO_FRAME, Calls, Tool, broken_call, sequence, types_of
 from octavo.parsers.events import ArgumentsDelta, CallEnded, Steps
 from octavo.parsers.json_text import json_string, string_body
 from octavo.parsers.pythonic import as_json
 from octavo.parsers.source import Source, Stops
+
+if TYPE_CHECKING:
+    from octavo.parsers.lark import GrammarWriter
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,28 @@ class TaggedParameters:
     value_end: str
     end: str
     newlines: bool = False
+    frame: tuple[str, str, str] = NO_FRAME
+
+    def call_rule(self, tool: Tool, writer: "GrammarWriter") -> str:
+        """As `Layout.call_rule`."""
+        parts = {name: self._rule(name, schema, writer) for name, schema in tool.properties.items()}
+        head, end = self.name[0] + tool.name + self.name[1] + "\n", self.end
+        return f"{writer.text(head)} {sequence(writer, parts, tool.required, '')} {writer.text(end)}"
+
+    def _rule(self, name: str, schema: Mapping[str, Any], writer: "GrammarWriter") -> str:
+        """One argument."""
+        types, newline = types_of(schema), "\n" if self.newlines else ""
+        attribute = f' string="{str(types == {"string"}).lower()}">' if self.key[0].startswith("<｜DSML｜") else ">"
+        behind = attribute if self.key[1] == '"' else ""
+        begin = self.key[0] + name + self.key[1].replace(" ", "\n") + behind + newline
+        end = newline + self.value_end + "\n"
+        values = schema.get("enum")
+        if types == {"string"} and isinstance(values, list):
+            choice = " | ".join(writer.text(value) for value in values)
+            return f"{writer.text(begin)} ({choice}) {writer.text(end)}"
+        if types == {"string"}:
+            return f"{writer.text(begin)} {writer.upto(end)}"
+        return f"{writer.text(begin)} {writer.json(schema)} {writer.text(end)}"
 
     def read(self, source: Source, calls: Calls, close: str) -> Steps[bool]:
         """As `Layout.read`."""

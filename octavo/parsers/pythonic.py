@@ -5,11 +5,15 @@ import json
 import re
 import warnings
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from octavo.parsers.calls import MAX_NAME, Calls, broken_call
+from octavo.parsers.calls import MAX_NAME, Calls, Tool, broken_call, sequence
 from octavo.parsers.events import ArgumentsDelta, CallEnded, Steps
 from octavo.parsers.json_text import MAX_DEPTH, json_string
 from octavo.parsers.source import Source
+
+if TYPE_CHECKING:
+    from octavo.parsers.lark import GrammarWriter
 
 _NAME = re.compile(r"[\w.-]")
 _WORD = re.compile(r"\w")
@@ -23,6 +27,17 @@ class PythonicCalls:
     """`[f(a=1), g()]`; without the brackets, calls follow each other, on lines of their own."""
 
     listed: bool = True
+
+    @property
+    def frame(self) -> tuple[str, str, str]:
+        """As in `Layout`."""
+        return ("[", ", ", "]") if self.listed else ("", "\n", "")
+
+    def call_rule(self, tool: Tool, writer: "GrammarWriter") -> str:
+        """As `Layout.call_rule`; values are written as JSON, which the reader takes too."""
+        pairs = {name: f"{writer.text(name + '=')} {writer.json(schema)}" for name, schema in tool.properties.items()}
+        arguments = sequence(writer, pairs, tool.required, writer.text(", "))
+        return f"{writer.text(tool.name + '(')} {arguments} {writer.text(')')}"
 
     def read(self, source: Source, calls: Calls, close: str) -> Steps[bool]:
         """As `Layout.read`."""

@@ -124,12 +124,13 @@ class AnswerReader:
         source = self._source
         mark = source.mark()
         blanks = yield from source.skip_space()
+        section, call, *_ = form.pairs
         pair = yield from self._opener(form)
-        in_section = pair == form.section
+        in_section = pair == section
         if in_section:
             yield from source.skip_space()
-            yield from source.take(form.call[0])
-        if not (yield from self._attempt(form, form.call[1] if in_section else pair[1])):
+            yield from source.take(call[0])
+        if not (yield from self._attempt(form, call[1] if in_section else pair[1])):
             reached_end = not (yield from source.peek())
             source.back(mark)
             source.advance(len(blanks + pair[0]))
@@ -139,26 +140,26 @@ class AnswerReader:
             ):  # all that comes has been looked at; to look again from each marker in it could take forever
                 self._stops = Stops()
             return
-        while form.call[0] or in_section:
+        while call[0] or in_section:
             mark = source.mark()
             yield from source.skip_space()
-            if not (yield from source.take(form.call[0])) or not (yield from self._attempt(form, form.call[1])):
+            if not (yield from source.take(call[0])) or not (yield from self._attempt(form, call[1])):
                 source.back(mark)
                 break
         yield from source.skip_space()
-        if in_section and (yield from source.take(form.section[1], or_cut=True)):
+        if in_section and (yield from source.take(section[1], or_cut=True)):
             yield from source.skip_space()
 
     def _opener(self, form: ToolFormat) -> Steps[tuple[str, str]]:
         """Read the marker that is here; of two that begin alike, the longer."""
-        for pair in sorted((form.section, form.call, *form.also), key=lambda pair: -len(pair[0])):
+        for pair in sorted(form.pairs, key=lambda pair: -len(pair[0])):
             if pair[0] and (yield from self._source.take(pair[0])):
                 return pair
         raise AssertionError("the source is at no marker")
 
     def _attempt(self, form: ToolFormat, close: str) -> Steps[bool]:
         """Read what stands between two markers, and the second. False, with nothing yielded: it is no call."""
-        if not (yield from form.layout.read(self._source, self._calls, close or form.section[1])):
+        if not (yield from form.layout.read(self._source, self._calls, close or form.section[1].strip())):
             return False
         yield from self._source.skip_space()
         yield from self._source.take(close, or_cut=True)
