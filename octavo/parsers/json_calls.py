@@ -205,7 +205,7 @@ class NamedJson:
     def call_rule(self, tool: Tool, writer: "GrammarWriter") -> str:
         """As `Layout.call_rule`. A model without the marker behind the name is an older one, which writes objects."""
         if self.or_json and not any(end in writer.special for end in self.name_ends):
-            return f"{writer.text('[')} {JsonCalls().call_rule(tool, writer)} {writer.text(']')}"
+            return f"{writer.text(' [')} {JsonCalls().call_rule(tool, writer)} {writer.text(']')}"
         number = '":" /[0-9]{1,3}/' if self.numbered else ""
         before = f"{writer.text(self.prefix + tool.name)} {number} {writer.text(''.join(self.name_ends[:1]))}"
         return f"{before} {writer.json(tool.parameters)} {writer.text(self.suffix)}"

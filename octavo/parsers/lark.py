@@ -63,7 +63,8 @@ class GrammarWriter:
 def required_calls(form: "ToolFormat", tools: Sequence[Tool], special: Mapping[str, int], *, parallel: bool) -> str:
     """The grammar of an answer that is calls and nothing else: one, or several if `parallel`."""
     writer = GrammarWriter(special)
-    return writer.grammar(f"/[ \\n]{{0,2}}/ {_calls(writer, form, tools, parallel)}")
+    blanks = "" if form.whole_answer else "/[ \\n]{0,2}/"
+    return writer.grammar(f"{blanks} {_calls(writer, form, tools, parallel)}")
 
 
 def strict_calls(form: "ToolFormat", tools: Sequence[Tool], special: Mapping[str, int], *, parallel: bool) -> str:

@@ -52,7 +52,7 @@ class TaggedParameters:
             choice = " | ".join(writer.text(value) for value in values)
             return f"{writer.text(begin)} ({choice}) {writer.text(end)}"
         if types == {"string"}:
-            return f"{writer.text(begin)} {writer.upto(end)}"
+            return f'{writer.text(begin)} {writer.upto(self.value_end)} "\\n"'
         return f"{writer.text(begin)} {writer.json(schema)} {writer.text(end)}"
 
     def read(self, source: Source, calls: Calls, close: str) -> Steps[bool]:
