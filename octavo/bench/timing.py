@@ -36,9 +36,11 @@ def summarize(requests: list[RequestTimes], elapsed_s: float) -> dict[str, objec
     prompt_tokens = sum(r.prompt_tokens for r in done)
     gaps = [gap for r in done for gap in pairwise(r.token_times_s)]
     waits = _merged_waits(done)
+    errors = [r.error for r in requests if r.error is not None]
     return {
         "requests": len(done),
-        "errors": len(requests) - len(done),
+        "errors": len(errors),
+        **({"first_error": errors[0]} if errors else {}),
         "elapsed_s": round(elapsed_s, 4),
         "prompt_tokens": prompt_tokens,
         "output_tokens": output_tokens,

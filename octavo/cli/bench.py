@@ -47,10 +47,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     serve = kinds.add_parser("serve", help="send a workload to a running server")
     _add_workload_flags(serve)
     serve.add_argument("--url", default="http://127.0.0.1:8000/v1", help="base of the API (default: %(default)s)")
+    serve.add_argument("--base-url", help="the same without /v1, as vLLM's benchmark has it")
+    serve.add_argument("--host", help="with --port: the server's address, in place of a URL")
+    serve.add_argument("--port", type=int, default=8000, help="(default: 8000)")
     serve.add_argument("--model", help="model to ask for (default: the first one the server lists)")
     serve.add_argument("--api-key", help="key to present")
     serve.add_argument("--max-concurrency", type=int, help="most requests open at once (default: no limit)")
-    serve.add_argument("--request-rate", type=float, help="requests per second (default: as they arrive)")
+    serve.add_argument("--request-rate", type=float, help="requests per second; inf: as they arrive (the default)")
+    serve.add_argument("--save-result", action="store_true", help="write the figures to --result-filename")
+    serve.add_argument("--result-dir", metavar="FOLDER", default=".", help="(default: here)")
+    serve.add_argument("--result-filename", metavar="FILE", default="octavo-bench.json", help="(default: %(default)s)")
+    serve.add_argument("--backend", choices=("vllm", "openai"), help="both are the API that is measured")
+    serve.add_argument("--dataset-name", choices=("random",), help="requests that are made are random")
+    serve.add_argument("--ignore-eos", action="store_true", help="always so: every request has its full length")
 
     kernels = kinds.add_parser("kernels", help="time every native op against torch, beside what the machine can do")
     bench_kernels.add_arguments(kernels)
@@ -80,9 +89,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _add_workload_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workload", metavar="FILE", help=WORKLOAD_HELP)
-    parser.add_argument("--requests", type=int, help="use only the first N lines; without a file, make N (default: 32)")
-    parser.add_argument("--input-len", type=int, default=128, help="prompt tokens of made requests (default: 128)")
-    parser.add_argument("--output-len", type=int, default=128, help="generated tokens of made requests (default: 128)")
+    count = "use only the first N lines; without a file, make N (default: 32)"
+    parser.add_argument("--requests", "--num-prompts", type=int, help=count)
+    lengths = (("input", "prompt tokens of made requests"), ("output", "generated tokens of made requests"))
+    for kind, what in lengths:
+        names = (f"--{kind}-len", f"--random-{kind}-len")
+        parser.add_argument(*names, dest=f"{kind}_len", type=int, default=128, help=f"{what} (default: 128)")
     parser.add_argument("--json", metavar="FILE", help="write the figures to a file too")
 
 
@@ -114,12 +126,17 @@ def _latency(args: argparse.Namespace) -> dict[str, object]:
 
 
 def _serve(args: argparse.Namespace) -> dict[str, object]:
-    card = fetch_model_card(args.url, args.api_key, args.model)
+    url = args.url
+    if args.base_url or args.host:
+        url = (args.base_url or f"http://{args.host}:{args.port}").rstrip("/") + "/v1"
+    if args.save_result and not args.json:
+        args.json = str(Path(args.result_dir, args.result_filename))
+    card = fetch_model_card(url, args.api_key, args.model)
     workload = _read_or_make(args, SAFE_VOCAB_SIZE)
     with progress_bars() as progress:
         figures = uvloop.run(  # a third less of the CPU time that the server could use
             run_online(
-                args.url,
+                url,
                 card["id"],
                 workload,
                 api_key=args.api_key,
@@ -128,7 +145,7 @@ def _serve(args: argparse.Namespace) -> dict[str, object]:
                 on_progress=progress,
             )
         )
-    return {"model": card["id"], "url": args.url, **figures}
+    return {"model": card["id"], "url": url, **figures}
 
 
 def _scheduler(args: argparse.Namespace) -> dict[str, object]:

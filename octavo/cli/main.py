@@ -25,6 +25,7 @@ COMMANDS: Registry[Command] = Registry(
         "convert": "octavo.cli.convert:COMMAND",
         "bench": "octavo.cli.bench:COMMAND",
         "env": "octavo.cli.env:COMMAND",
+        "collect-env": "octavo.cli.env:COMMAND",
         "key": "octavo.cli.key:COMMAND",
     },
 )
@@ -39,6 +40,7 @@ SUMMARIES = {
     "convert": "write a model as a Transformers folder",
     "bench": "measure throughput, latency, a running server, kernels, other engines",
     "env": "describe this machine and installation, for bug reports",
+    "collect-env": "the same as env",
     "key": "make API keys for octavo serve --api-key-file",
 }
 

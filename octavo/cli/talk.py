@@ -1,6 +1,8 @@
 """Where `octavo chat` and `octavo complete` get their answers: an engine in this process, or a running server."""
 
 import argparse
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -77,12 +79,46 @@ class RemoteAnswerer:
             yield from chunk["choices"]
 
 
+class TimedAnswerer:
+    """Another answerer, which tells the speed of each answer on standard error."""
+
+    def __init__(self, answerer: Answerer) -> None:
+        self._answerer = answerer
+        self.model = answerer.model
+
+    def chat(self, messages: list[Message], sampling: dict[str, Any]) -> Iterator[str]:
+        """Stream an answer, then tell."""
+        return _timed(self._answerer.chat(messages, sampling))
+
+    def complete(self, prompt: str, sampling: dict[str, Any]) -> Iterator[str]:
+        """Stream a completion, then tell."""
+        return _timed(self._answerer.complete(prompt, sampling))
+
+
+def _timed(stream: Iterator[str]) -> Iterator[str]:
+    """The same stream. A piece is a token unless several come at once, or their text waits for a whole character."""
+    begin_s = time.perf_counter()
+    first_s, num_pieces = begin_s, 0
+    try:
+        for piece in stream:
+            if piece:
+                first_s = first_s if num_pieces else time.perf_counter()
+                num_pieces += 1
+            yield piece
+    finally:
+        stream.close()  # type: ignore[attr-defined]
+    spent_s = time.perf_counter() - first_s
+    speed = f", {(num_pieces - 1) / spent_s:.1f} a second" if num_pieces > 1 else ""
+    print(f"\nfirst piece after {first_s - begin_s:.2f} s, {num_pieces} pieces{speed}", file=sys.stderr)
+
+
 def add_talk_flags(parser: argparse.ArgumentParser) -> None:
     """Where to get answers, how to sample them, and every engine option."""
     add_option_flags(parser, ENGINE_SECTIONS)
     parser.add_argument("--url", help="ask a running server, e.g. http://127.0.0.1:8000/v1, instead of loading a model")
     parser.add_argument("--model-name", help="model to ask the server for (default: the first it lists)")
     parser.add_argument("--api-key", help="key to present to the server")
+    parser.add_argument("--stats", action="store_true", help="tell the speed of each answer on standard error")
     parser.add_argument("--max-tokens", type=int, help="most tokens of an answer (default: up to the context length)")
     parser.add_argument("--temperature", type=float, help="(default: the model's own)")
     parser.add_argument("--top-p", type=float, help="(default: the model's own)")
@@ -103,6 +139,12 @@ def sampling_of(args: argparse.Namespace) -> dict[str, Any]:
 @contextmanager
 def open_answerer(args: argparse.Namespace) -> Iterator[Answerer]:
     """Connect to the server, or load the model with a progress bar."""
+    with _opened(args) as answerer:
+        yield TimedAnswerer(answerer) if args.stats else answerer
+
+
+@contextmanager
+def _opened(args: argparse.Namespace) -> Iterator[Answerer]:
     if args.url:
         yield RemoteAnswerer(args.url, args.api_key, args.model_name)
         return

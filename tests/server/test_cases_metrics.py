@@ -1,5 +1,7 @@
 """The fault case of the class "metrics", and what a dashboard relies on."""
 
+import json
+import re
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,7 +28,7 @@ HISTOGRAMS = (
     "e2e_request_latency_seconds", "request_queue_time_seconds", "request_prefill_time_seconds",
     "request_decode_time_seconds", "request_inference_time_seconds", "request_prompt_tokens",
     "request_generation_tokens", "request_max_num_generation_tokens", "request_params_n", "request_params_max_tokens",
-    "request_num_preemptions", "request_prefill_kv_computed_tokens",
+    "request_num_preemptions", "request_prefill_kv_computed_tokens", "iteration_tokens_total",
 )  # fmt: skip
 
 
@@ -76,6 +78,68 @@ def test_old_vllm_names_have_the_values_of_the_new_ones(varied: World) -> None:
     for name in ("num_requests_swapped", "cpu_cache_usage_perc"):
         assert metrics[f"vllm:{name}{labels}"] == 0
     assert f"octavo:gpu_cache_usage_perc{labels}" not in metrics
+
+
+OLD_DASHBOARD = (
+    "e2e_request_latency_seconds_bucket", "prompt_tokens_total", "generation_tokens_total",
+    "time_per_output_token_seconds_bucket", "num_requests_running", "num_requests_swapped", "num_requests_waiting",
+    "time_to_first_token_seconds_bucket", "gpu_cache_usage_perc", "cpu_cache_usage_perc",
+    "request_prompt_tokens_bucket", "request_generation_tokens_bucket", "request_success_total",
+    "request_queue_time_seconds_sum", "request_prefill_time_seconds_sum", "request_decode_time_seconds_sum",
+    "request_max_num_generation_tokens_sum", "gpu_prefix_cache_hits_total", "gpu_prefix_cache_queries_total",
+    "gpu_prefix_cache_hit_rate", "iteration_tokens_total_bucket",
+)  # fmt: skip
+"""What dashboards made for older versions of vLLM query."""
+
+DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "octavo.json"
+
+
+def names_of(world: World) -> set[str]:
+    """Every name that a query may use, without labels."""
+    return {name.partition("{")[0] for name in world.metrics()}
+
+
+def test_dashboards_of_older_versions_find_every_series(varied: World) -> None:
+    varied.complete("hello", max_tokens=4, ignore_eos=True)
+    assert {f"vllm:{name}" for name in OLD_DASHBOARD} <= names_of(varied)
+
+
+def test_our_dashboard_queries_what_is_exported_and_groups_by_labels_that_are_there(varied: World) -> None:
+    varied.complete("hello", max_tokens=4, ignore_eos=True)
+    samples = varied.metrics()
+    dashboard = json.loads(DASHBOARD.read_text())
+    panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+    queries = [target["expr"] for panel in panels for target in panel["targets"]]
+    queries.append(next(each["query"]["query"] for each in dashboard["templating"]["list"] if each["name"] == "model"))
+    for query in queries:
+        found = re.findall(r"\b(?:vllm:|octavo:|http_|process_)\w+", query)
+        assert found and set(found) <= names_of(varied), query
+        for label in {each.strip() for labels in re.findall(r"by \(([^)]*)\)", query) for each in labels.split(",")}:
+            assert any(name.startswith(f"{found[0]}{{") and f'{label}="' in name for name in samples), (query, label)
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+
+
+def test_buckets_are_those_of_vllm(varied: World) -> None:
+    def bounds(name: str) -> list[float]:
+        found = (sample for sample in varied.metrics() if sample.startswith(f"vllm:{name}_bucket"))
+        return sorted(float(sample.partition('le="')[2].partition('"')[0]) for sample in found)
+
+    assert bounds("time_to_first_token_seconds")[:6] == [0.001, 0.005, 0.01, 0.02, 0.04, 0.06]
+    assert bounds("inter_token_latency_seconds")[:4] == [0.01, 0.025, 0.05, 0.075]
+    assert bounds("e2e_request_latency_seconds")[:4] == [0.3, 0.5, 0.8, 1.0]
+    assert bounds("request_prompt_tokens")[:7] == [1, 2, 5, 10, 20, 50, 100]
+    assert bounds("iteration_tokens_total")[-2:] == [16384, float("inf")]
+
+
+def test_steps_are_counted_by_the_tokens_in_them(script_folder: Path) -> None:
+    with serve_app(script_folder) as world:
+        world.complete("x" * 30, max_tokens=4, ignore_eos=True)
+        labels = '{engine="0",model_name="test"}'
+        metrics = world.metrics()
+        assert metrics[f"vllm:iteration_tokens_total_sum{labels}"] == 30 + 3
+        assert (
+            metrics[f"vllm:iteration_tokens_total_count{labels}"] == metrics[f"octavo:engine_steps_total{labels}"] == 4
+        )
 
 
 def test_vllm_names_can_be_left_out(script_folder: Path) -> None:

@@ -1,5 +1,7 @@
 """POST /invocations, the one route that SageMaker sends to: the body's fields say which route is meant."""
 
+from typing import Any, cast
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
@@ -42,4 +44,4 @@ class Invocations:
         await scope["router"]({**scope, "path": path, "raw_path": path.encode()}, again, send)
 
 
-router.add_route("/invocations", Invocations(), methods=["POST"])
+router.add_route("/invocations", cast(Any, Invocations()), methods=["POST"])
