@@ -37,6 +37,7 @@ from octavo.server.connection import make_http_server
 from octavo.server.listening import open_to_clients, reserve, reserve_path, url_of
 from octavo.server.restarts import Restarts
 from octavo.server.serving import Lifecycle, make_serving
+from octavo.server.turns import check_formats
 
 T = TypeVar("T")
 
@@ -219,6 +220,7 @@ class _Server:
 
     async def _load(self) -> EngineFacts:
         config = await _in_thread(self._make_config)
+        check_formats(self._server)  # plug-ins, which may add some, are loaded now
         self._engine = AsyncLLM(
             config,
             watchdog_timeout_s=self._server.watchdog_timeout,

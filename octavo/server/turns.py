@@ -20,7 +20,7 @@ from typing import Any, Literal
 import msgspec
 
 from octavo.config import ServerConfig
-from octavo.errors import UnsupportedError
+from octavo.errors import ConfigError, UnsupportedError
 from octavo.outputs import FinishReason
 from octavo.parsers.calls import Tool
 from octavo.parsers.events import ArgumentsDelta, CallBegun, CallEnded, ContentDelta, Event, ReasoningDelta
@@ -102,6 +102,16 @@ class TurnPlan:
     def reader(self) -> "TurnReader":
         """For one sample."""
         return TurnReader(self)
+
+
+def check_formats(server: ServerConfig) -> None:
+    """Raise ConfigError if an option names no format."""
+    for flag, name, registry in (
+        ("--tool-call-parser", server.tool_call_parser, TOOL_FORMATS),
+        ("--reasoning-parser", server.reasoning_parser, REASONING_FORMATS),
+    ):
+        if name is not None and name not in registry:
+            raise ConfigError(f"{flag}: unknown {registry.kind} {name!r}; known: {', '.join(sorted(registry))}")
 
 
 class Turns:
