@@ -32,6 +32,16 @@ CHATML = (
     " }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
+TOOLS_TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }}\n{% endif %}"
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message.reasoning_content %}{{ '<think>' + message.reasoning_content + '</think>' }}{% endif %}"
+    "{{ message['content'] }}{% for call in message.tool_calls or [] %}{{ '<tool_call>' }}"
+    "{{ {'name': call.function.name, 'arguments': call.function.arguments} | tojson }}{{ '</tool_call>' }}{% endfor %}"
+    "{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""As `CHATML`, with thinking and Hermes' calls."""
+
 HEAD_DIM = 16
 SURE = 4.0
 """Head weight of a successor. With the norm's sqrt(hidden size) its logit is 16 or more above all others."""
@@ -40,6 +50,18 @@ SURE = 4.0
 def byte_id(character: str) -> int:
     """Id of an ASCII character in the tiny vocabulary."""
     return FIRST_BYTE + ord(character)
+
+
+def pieces_of(text: str, size: int) -> list[str]:
+    """A text in pieces of about `size` characters, all different, as a script needs them."""
+    pieces: list[str] = []
+    while text:
+        length = size
+        while text[:length] in pieces and length < len(text):
+            length += 1
+        pieces.append(text[:length])
+        text = text[length:]
+    return pieces
 
 
 def write_script_model(

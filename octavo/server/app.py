@@ -26,6 +26,7 @@ from octavo.server.routes import (
     health,
     info,
     invocations,
+    messages,
     metrics,
     models,
     pooling,
@@ -38,7 +39,7 @@ from octavo.server.tracing import Traced
 from octavo.server.unknown_fields import HEADER as IGNORED_FIELDS
 from octavo.version import VERSION
 
-INFERENCE = (completions, chat, generate, pooling)
+INFERENCE = (completions, chat, messages, generate, pooling)
 """Routes that a line of a batch may name too."""
 
 ROUTES = (models, *INFERENCE, tgi, tokenize, files, batches, health, metrics, info, invocations)

@@ -32,6 +32,7 @@ RETRY_S = 1.0
 URLS = (
     "/v1/chat/completions",
     "/v1/completions",
+    "/v1/messages",
     "/v1/embeddings",
     "/v1/score",
     "/score",

@@ -27,6 +27,16 @@ def event(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
+def named_event(name: str, data: bytes) -> bytes:
+    """One event with a name."""
+    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
+
+
+def failure_event(found: Failure) -> bytes:
+    """The event that ends a stream early, in OpenAI's form."""
+    return event(found.json())
+
+
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Await `work`, but cancel it as soon as the client closes its connection. The body must have been read.
 
@@ -50,13 +60,13 @@ async def event_stream(
     events: AsyncGenerator[bytes],
     keep_alive_s: float = 0.0,
     *,
-    error_event: Callable[[Failure], bytes] = Failure.json,
+    error_event: Callable[[Failure], bytes] = failure_event,
 ) -> Response:
     """A response that sends `events`. It starts once the first is there, so what fails before has its own status; or
     after `keep_alive_s`, if that is given: from then on it carries a comment whenever it was silent for as long.
 
     Args:
-        error_event: data of the event that tells of a failure on the way.
+        error_event: tells of a failure on the way.
     """
     first = asyncio.ensure_future(_first(events))
     try:
@@ -122,7 +132,7 @@ class _EventStream(Response):
             found = failure(err)
             if found.status == 500:
                 logger.error("a stream ended early: %s", found.error.message, exc_info=err)
-            await _send_body(send, event(self._error_event(found)), more=True)
+            await _send_body(send, self._error_event(found), more=True)
 
     async def _keep_alive(self, send: Send) -> None:
         """Every event is one message, so a comment never lands inside one."""

@@ -226,7 +226,7 @@ class ErrorAnswer(msgspec.Struct):
     error_type: Literal["validation", "overloaded", "generation", "incomplete_generation"]
 
 
-def error_event(found: Failure) -> bytes:
+def error_json(found: Failure) -> bytes:
     """An error in TGI's form."""
     kind: Literal["validation", "overloaded", "generation"] = "validation"
     if found.status in (429, 503):
@@ -240,7 +240,7 @@ def error_response(found: Failure) -> Response:
     """The same as an answer, with TGI's statuses: 422 for a bad request, 429 for later, 424 for a fault."""
     status = {400: 422, 503: 429, 500: 424}.get(found.status, found.status)
     headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 429 else {}
-    return Response(error_event(found), status, headers, media_type="application/json")
+    return Response(error_json(found), status, headers, media_type="application/json")
 
 
 def finish_reason(sample: CompletionOutput) -> FinishReason:

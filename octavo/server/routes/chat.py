@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET
@@ -10,12 +9,11 @@ from msgspec import UNSET
 from octavo.errors import ClientError
 from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.parsers.events import ArgumentsDelta, CallBegun, ContentDelta, Event, ReasoningDelta
-from octavo.server.answer import Header, Result, make_header, make_work, respond
+from octavo.server.answer import Header, Result, respond
 from octavo.server.body import body_schema, json_body
+from octavo.server.chat import prepare_turn
 from octavo.server.generation import Cursor, Delta, Work
 from octavo.server.logprobs import chat_logprobs, prompt_logprobs
-from octavo.server.prompts import Conversation, Prompt, truncate
-from octavo.server.refusals import check_chat, check_supported, check_template
 from octavo.server.requests import ChatRequest
 from octavo.server.responses import (
     ChatChoice,
@@ -30,9 +28,7 @@ from octavo.server.responses import (
     ToolCall,
     Usage,
 )
-from octavo.server.sampling import chat_params
 from octavo.server.serving import lifecycle_of
-from octavo.server.tools import tool_use
 from octavo.server.turns import Turn, TurnFinishReason, TurnPlan, TurnReader
 
 router = APIRouter()
@@ -50,48 +46,12 @@ async def chat_completions(request: Request, body: ChatRequest = json_body(ChatR
 
 
 async def _answer(request: Request, body: ChatRequest) -> Response:
+    turn = await prepare_turn(request, body, "chatcmpl")
     lifecycle = lifecycle_of(request)
-    serving = lifecycle.serving()
-    serving.check_model(body.model)
-    check_supported(body)
-    check_chat(body)
-    check_template(body.chat_template, lifecycle.server.trust_request_chat_template)
-    use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls is not False)
-    conversation, limit = conversation_of(body), serving.config.max_model_len
-    token_ids = await serving.prompts.chat(conversation, bounded=body.truncate_prompt_tokens is None)
-    prompt = truncate(Prompt(None, token_ids), body.truncate_prompt_tokens, body.truncation_side, limit)
-    plan = serving.turns.plan(
-        prompt.token_ids,
-        use,
-        conversation.variables,
-        continued=conversation.last_text if body.continue_final_message else "",
-        include_reasoning=body.include_reasoning,
-    )
-    params = plan.constrain(chat_params(body, serving.defaults, limit - len(prompt.token_ids)))
-    header = make_header(request, body, serving, "chatcmpl")
-    work = make_work(request, lifecycle, header, body, [prompt], params)
     role = lifecycle.server.response_role
-    prefix = conversation.last_text if body.echo and body.messages[-1].get("role") == role else ""
-    form = ChatForm(header, body, work, plan, role, prefix)
-    return await respond(request, lifecycle, serving, work, form, body)
-
-
-def conversation_of(body: ChatRequest) -> Conversation:
-    """What the template is given. Without a word about it, an answer is asked for unless the last message goes on."""
-    asks = body.add_generation_prompt
-    variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", body.reasoning_effort)
-    return Conversation(
-        body.messages,
-        tools=body.tools,
-        documents=body.documents,
-        add_generation_prompt=not body.continue_final_message if asks is None else asks,
-        continue_final_message=body.continue_final_message,
-        variables=variables,
-        template=body.chat_template or None,
-        add_special_tokens=body.add_special_tokens,
-    )
+    prefix = turn.conversation.last_text if body.echo and body.messages[-1].get("role") == role else ""
+    form = ChatForm(turn.header, body, turn.work, turn.plan, role, prefix)
+    return await respond(request, lifecycle, turn.serving, turn.work, form, body)
 
 
 @dataclass

@@ -2,24 +2,22 @@
 
 import itertools
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
-from fastapi.routing import APIRoute
 from msgspec import UNSET
 
 from octavo import limits
-from octavo.errors import EngineError
 from octavo.outputs import CompletionOutput
 from octavo.server.answer import Result, finish
 from octavo.server.body import body_schema, json_body
-from octavo.server.errors import ClientGone, failure
 from octavo.server.generation import Work, run
 from octavo.server.prompts import Prompt, truncate
 from octavo.server.responses import json_response
+from octavo.server.route_errors import answering_failures
 from octavo.server.sampling import check_sizes
 from octavo.server.serving import Serving, lifecycle_of
 from octavo.server.sse import event, event_stream, unless_gone
@@ -35,36 +33,14 @@ from octavo.server.tgi import (
     StreamEvent,
     TgiRequest,
     TokenWriter,
-    error_event,
+    error_json,
     error_response,
     finish_reason,
     sampling_params,
 )
 from octavo.version import VERSION
 
-
-class TgiRoute(APIRoute):
-    """Answers every failure in TGI's form."""
-
-    def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
-        """The route's handler, its body's reader included."""
-        handle = super().get_route_handler()
-
-        async def answer(request: Request) -> Response:
-            try:
-                return await handle(request)
-            except ClientGone:
-                raise
-            except Exception as err:
-                found = failure(err)
-                if found.status == 500 and not isinstance(err, EngineError):
-                    raise  # a bug; its cause belongs into the log
-                return error_response(found)
-
-        return answer
-
-
-router = APIRouter(route_class=TgiRoute)
+router = APIRouter(route_class=answering_failures(error_response))
 
 _serial = itertools.count()
 
@@ -131,7 +107,9 @@ async def _stream(request: Request, body: TgiRequest) -> Response:
     serving = lifecycle.serving()
     work = await _work(request, serving, body, stream=True)
     keep_alive_s = lifecycle.server.sse_keep_alive_interval
-    return await event_stream(request, _events(serving, body, work), keep_alive_s, error_event=error_event)
+    return await event_stream(
+        request, _events(serving, body, work), keep_alive_s, error_event=lambda found: event(error_json(found))
+    )
 
 
 async def _work(request: Request, serving: Serving, body: TgiRequest, *, stream: bool) -> Work:
