@@ -11,7 +11,7 @@ from starlette.responses import Response
 from octavo.errors import ClientError, UnsupportedError
 from octavo.server.blocks import Block, BlockReader, Closed, Grew, Opened
 from octavo.server.chat import TurnNews
-from octavo.server.errors import RETRY_AFTER_S, Failure
+from octavo.server.errors import Failure
 from octavo.server.requests import Body, ChatRequest, Float, Int
 from octavo.server.responses import Usage
 
@@ -352,5 +352,5 @@ def error_json(found: Failure) -> bytes:
 def error_response(found: Failure) -> Response:
     """The same as an answer; an overloaded server is 529 there."""
     status = 529 if found.status == 503 else found.status
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if status in (429, 529) else {}
+    headers = {"Retry-After": str(found.retry_after_s)} if status in (429, 529) else {}
     return Response(error_json(found), status, headers, media_type="application/json")

@@ -214,7 +214,9 @@ class Batches:
             outputs.add(line.custom_id, write_answer(line.custom_id, answer), good=answer.status == 200)
 
         left = outputs.unanswered(lines)
-        running = asyncio.create_task(run_lines(self._app, path, left, min(self._seats(), len(left)), keep))
+        running = asyncio.create_task(
+            run_lines(self._app, path, left, min(self._seats(), len(left)), keep, current.owner)
+        )
         stopped = asyncio.create_task(current.cancelled.wait())
         try:
             timeout_s = max(0.0, current.batch.expires_at - time.time())

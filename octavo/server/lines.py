@@ -105,12 +105,12 @@ def body_of(path: Path, line: Line) -> bytes:
         return json.dumps(parse_json(file.read(line.size), None)["body"]).encode()
 
 
-async def ask(app: ASGIApp, url: str, body: bytes) -> Answer:
-    """POST to a route of `app` without a connection, as work that can wait. Cancelling it ends the work."""
+async def ask(app: ASGIApp, url: str, body: bytes, tenant: str) -> Answer:
+    """POST to a route of `app` without a connection, as work of `tenant` that can wait. Cancelling it ends the work."""
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
         "path": url, "raw_path": url.encode(), "query_string": b"", "root_path": "", "client": None, "server": None,
-        "headers": [(b"content-type", b"application/json")], "state": {"background": True},
+        "headers": [(b"content-type", b"application/json")], "state": {"background": True, "tenant": tenant},
     }  # fmt: skip
     unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
     status, parts = 500, []
@@ -134,23 +134,28 @@ async def ask(app: ASGIApp, url: str, body: bytes) -> Answer:
 
 
 async def run_lines(
-    app: ASGIApp, path: Path, lines: Iterable[Line], concurrency: int, keep: Callable[[Line, Answer], None]
+    app: ASGIApp,
+    path: Path,
+    lines: Iterable[Line],
+    concurrency: int,
+    keep: Callable[[Line, Answer], None],
+    tenant: str = "",
 ) -> None:
     """Ask for all `lines` of a file, at most `concurrency` at a time, and `keep` each answer when it is there."""
     left = iter(lines)
 
     async def work() -> None:
         for line in left:
-            keep(line, await ask_until_taken(app, line.url, body_of(path, line)))
+            keep(line, await ask_until_taken(app, line.url, body_of(path, line), tenant))
 
     async with asyncio.TaskGroup() as workers:
         for _ in range(concurrency):
             workers.create_task(work())
 
 
-async def ask_until_taken(app: ASGIApp, url: str, body: bytes) -> Answer:
+async def ask_until_taken(app: ASGIApp, url: str, body: bytes, tenant: str) -> Answer:
     """As `ask`, again and again while the server is overloaded or not ready."""
-    while (answer := await ask(app, url, body)).status in RETRY_STATUSES:
+    while (answer := await ask(app, url, body, tenant)).status in RETRY_STATUSES:
         await asyncio.sleep(RETRY_S)
     return answer
 

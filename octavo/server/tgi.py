@@ -13,7 +13,7 @@ from starlette.responses import Response
 from octavo.errors import ClientError, UnsupportedError
 from octavo.outputs import CompletionOutput, TokenLogprobs
 from octavo.sampling_params import SamplingParams
-from octavo.server.errors import RETRY_AFTER_S, Failure
+from octavo.server.errors import Failure
 from octavo.server.logprobs import most_likely
 from octavo.server.refusals import STRUCTURED
 from octavo.server.requests import Body, Float, Int
@@ -239,7 +239,7 @@ def error_json(found: Failure) -> bytes:
 def error_response(found: Failure) -> Response:
     """The same as an answer, with TGI's statuses: 422 for a bad request, 429 for later, 424 for a fault."""
     status = {400: 422, 503: 429, 500: 424}.get(found.status, found.status)
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 429 else {}
+    headers = {"Retry-After": str(found.retry_after_s)} if status == 429 else {}
     return Response(error_json(found), status, headers, media_type="application/json")
 
 

@@ -12,7 +12,7 @@ from msgspec import UNSET
 
 from octavo import limits
 from octavo.outputs import CompletionOutput
-from octavo.server.answer import Result, finish
+from octavo.server.answer import Result, deadline_of, finish
 from octavo.server.body import body_schema, json_body
 from octavo.server.generation import Work, run
 from octavo.server.prompts import Prompt, truncate
@@ -120,7 +120,13 @@ async def _work(request: Request, serving: Serving, body: TgiRequest, *, stream:
     params = sampling_params(asked, stream=stream, room=limit - len(prompt.token_ids))
     check_sizes(params)
     name = getattr(request.state, "request_id", None) or uuid.uuid4().hex
-    return Work(f"tgi-{name}-{next(_serial)}", [prompt], params)
+    return Work(
+        f"tgi-{name}-{next(_serial)}",
+        [prompt],
+        params,
+        tenant=getattr(request.state, "tenant", ""),
+        deadline_s=deadline_of(request, lifecycle_of(request).server.request_timeout),
+    )
 
 
 async def _events(serving: Serving, body: TgiRequest, work: Work) -> AsyncGenerator[bytes]:
