@@ -13,10 +13,12 @@ from octavo.loader.weights import iterate_weights
 from octavo.models.build import load_model
 from octavo.models.registry import MODELS
 from octavo.ops.dispatch import IMPLS, OPS, use_providers
+from octavo.parsers.registry import REASONING_FORMATS, TOOL_FORMATS, pick_reasoning_format, pick_tool_format
 from octavo.platforms.cpu import CpuPlatform
 from octavo.platforms.registry import PLATFORMS, select_platform
 from octavo.quantization.registry import QUANT_METHODS
 from octavo.registry import Registry
+from tests.parsers.samples import read
 from tests.tiny import random_prompt, reference_logits, reference_model, run_model, spec_for, tiny_checkpoint
 
 ROOT = Path(__file__).parents[1]
@@ -41,6 +43,16 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield folder
     for name in [name for name in sys.modules if name.partition(".")[0] == "foo_plugin"]:
         del sys.modules[name]
+
+
+def test_the_tool_format_of_the_page_is_picked_and_reads_its_calls(package: Path, monkeypatch: pytest.MonkeyPatch):
+    (package / "foo.py").write_text(code_of("add-a-tool-format.md"))
+    register(monkeypatch, TOOL_FORMATS, "foo", "foo_plugin.foo:FOO")
+    register(monkeypatch, REASONING_FORMATS, "foo", "foo_plugin.foo:FOO_THINK")
+    call = '<foo:call>{"name": "weather", "arguments": {"city": "Ulm"}}</foo:call>'
+    assert pick_tool_format([call]) == "foo" == pick_reasoning_format(["<foo:think>"])
+    said = read(f"<foo:think>Hm.</foo:think> Well, {call}", "foo", "foo")
+    assert (said.reasoning, said.content, said.values) == ("Hm.", "Well,", [{"city": "Ulm"}])
 
 
 def register(monkeypatch: pytest.MonkeyPatch, registry: Registry[object], name: str, target: str) -> None:
