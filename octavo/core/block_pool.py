@@ -73,6 +73,14 @@ class BlockPool:
             self._block_by_hash[block_hash] = block_id
             self._hash_by_block[block_id] = block_hash
 
+    def forget(self, block_ids: Iterable[int]) -> None:
+        """Pages in use are not findable any more."""
+        for block_id in block_ids:
+            block_hash = self._hash_by_block[block_id]
+            if block_hash is not None:
+                del self._block_by_hash[block_hash]
+                self._hash_by_block[block_id] = None
+
     def lookup(self, block_hash: bytes) -> int | None:
         """The page with this content, if there is one."""
         return self._block_by_hash.get(block_hash)

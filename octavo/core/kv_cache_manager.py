@@ -248,6 +248,11 @@ class KVCacheManager:
                 pool.cache(ids[index], block_hashes[index])
         table.num_cached_blocks = num_blocks
 
+    def forget(self, request: Request) -> None:
+        """Nobody finds the pages of this request any more; those who have them keep them."""
+        for ids, pool in zip(request.block_table.groups, self.pools, strict=False):
+            pool.forget(block_id for block_id in ids if block_id != -1)
+
     def free(self, request: Request) -> None:
         """Take all pages from a request, so that none of its tokens is computed any more."""
         table = request.block_table

@@ -13,6 +13,7 @@ only if the request has not been preempted since.
 import time
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 import msgspec
 
@@ -23,16 +24,21 @@ from octavo.core.kv_cache_manager import KVCacheManager, Prefix
 from octavo.core.request import Request, Status
 from octavo.core.request_queue import RequestQueue
 from octavo.core.step import Step
+from octavo.logging import get_logger
 from octavo.messages import (
     BACKGROUND_PRIORITY,
     EngineOutput,
     EngineRequest,
     ModelRunnerOutput,
     NewRow,
+    PositionLogprobs,
+    PromptLogprobs,
     SchedulerOutput,
     SchedulerStats,
 )
 from octavo.outputs import FinishReason
+
+logger = get_logger(__name__)
 
 
 class Scheduler:
@@ -329,40 +335,49 @@ class Scheduler:
         Returns:
             News of every request that has any.
         """
-        now_s = self._clock()
-        token_ids_by_row = dict(zip(result.rows, result.token_ids, strict=True))
-        logprobs_by_row = {row: asked for row, asked in zip(result.rows, result.logprobs, strict=False) if asked}
-        block_size, running = self._kv.block_size, Status.RUNNING
-        errors, prompt_logprobs = result.errors, result.prompt_logprobs
+        outcome = _Outcome(
+            token_ids=dict(zip(result.rows, result.token_ids, strict=True)),
+            logprobs={row: asked for row, asked in zip(result.rows, result.logprobs, strict=False) if asked},
+            prompt_logprobs=result.prompt_logprobs,
+            now_s=self._clock(),
+        )
+        errors, running = result.errors, Status.RUNNING
         outputs: list[EngineOutput] = []
-        num_generated = 0
         for request, row, samples in zip(self._in_flight, plan.rows, plan.samples, strict=True):
             if request.status is not running:  # aborted while the step ran
                 continue
             if row in errors:
-                outputs += self._end([request], "error", errors[row])
+                outputs += self._fail(request, errors[row])
                 continue
-            if request.num_computed_tokens >= (request.block_table.num_cached_blocks + 1) * block_size:
-                self._kv.cache_computed_blocks(request)
-            output = EngineOutput(request_id=request.request_id)
-            if row in prompt_logprobs:
-                output.prompt_logprobs = request.take_prompt_logprobs(prompt_logprobs[row])
-            reason: FinishReason | None = None
-            if samples:
-                output.new_token_ids, reason = request.extend(token_ids_by_row[row])
-                num_generated += len(output.new_token_ids)
-                if row in logprobs_by_row:
-                    output.logprobs = logprobs_by_row[row][: len(output.new_token_ids)]
-                if not request.has_first_token:
-                    self._note_first_token(request, output, now_s)
-            elif request.num_computed_tokens == request.max_total_tokens:  # max_tokens=0: only the prompt was wanted
-                reason = "length"
-            if reason is not None:
-                self._finish(request, output, reason)
-            if samples or reason is not None or output.prompt_logprobs is not None:
+            try:
+                output = self._take(request, row, samples, outcome)
+            except Exception as err:  # what a row brought is its own affair
+                logger.exception("request %s failed", request.request_id)
+                outputs += self._fail(request, f"the engine could not use its result: {type(err).__name__}: {err}")
+                continue
+            if output.finish_reason is not None:
+                self._finish(request, output)
+            if samples or output.finish_reason is not None or output.prompt_logprobs is not None:
                 outputs.append(output)
-        self._stats.generation_tokens += num_generated
         return outputs
+
+    def _take(self, request: Request, row: int, samples: bool, outcome: "_Outcome") -> EngineOutput:
+        """Take in what a step brought for one request."""
+        if request.num_computed_tokens >= (request.block_table.num_cached_blocks + 1) * self._kv.block_size:
+            self._kv.cache_computed_blocks(request)
+        output = EngineOutput(request_id=request.request_id)
+        if row in outcome.prompt_logprobs:
+            output.prompt_logprobs = request.take_prompt_logprobs(outcome.prompt_logprobs[row])
+        if samples:
+            output.new_token_ids, output.finish_reason = request.extend(outcome.token_ids[row])
+            self._stats.generation_tokens += len(output.new_token_ids)
+            if row in outcome.logprobs:
+                output.logprobs = outcome.logprobs[row][: len(output.new_token_ids)]
+            if not request.has_first_token:
+                self._note_first_token(request, output, outcome.now_s)
+        elif request.num_computed_tokens == request.max_total_tokens:  # max_tokens=0: only the prompt was wanted
+            output.finish_reason = "length"
+        return output
 
     def _note_first_token(self, request: Request, output: EngineOutput, now_s: float) -> None:
         """Report what is known once a request has begun to answer."""
@@ -371,10 +386,9 @@ class Scheduler:
         output.scheduled_time_s = request.scheduled_time_s
         output.first_token_time_s = now_s
 
-    def _finish(self, request: Request, output: EngineOutput, reason: FinishReason) -> None:
+    def _finish(self, request: Request, output: EngineOutput) -> None:
         """End a running request of its own accord; `output` becomes its final message."""
-        output.finish_reason = reason
-        output.stop_reason = request.stop_reason() if reason == "stop" else None
+        output.stop_reason = request.stop_reason() if output.finish_reason == "stop" else None
         output.num_cached_tokens = request.num_cached_tokens
         output.num_preemptions = request.num_preemptions
         if request.spec.hold:
@@ -383,6 +397,11 @@ class Scheduler:
             self._held[request] = None
         else:
             self._drop(request)
+
+    def _fail(self, request: Request, message: str) -> list[EngineOutput]:
+        """End a running request that went wrong. Nobody is to find its pages: what is in them may be why."""
+        self._kv.forget(request)
+        return self._end([request], "error", message)
 
     def _end(self, requests: list[Request], reason: FinishReason, error: str | None = None) -> list[EngineOutput]:
         """End requests from outside, wherever they are."""
@@ -431,6 +450,15 @@ class Scheduler:
 def _own_prompt_tokens(request: Request) -> int:
     """Prompt tokens that its tenant pays for: those of several samples once."""
     return request.num_prompt_tokens if request.spec.fork_of is None else 0
+
+
+class _Outcome(NamedTuple):
+    """What a step brought, by row."""
+
+    token_ids: dict[int, list[int]]
+    logprobs: dict[int, list[PositionLogprobs]]
+    prompt_logprobs: dict[int, PromptLogprobs]
+    now_s: float
 
 
 def _waits_for_parent(request: Request) -> bool:

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from octavo.attention.batch import ForwardBatch
 from octavo.config import EngineConfig, KVGroupSpec
+from octavo.errors import EngineDeadError, EngineError
+from octavo.logging import get_logger
 from octavo.messages import ModelRunnerOutput, PositionLogprobs, PromptLogprobs, SchedulerOutput
 from octavo.models.base import CausalLM
 from octavo.ops.rank_tokens import rank_tokens
@@ -20,8 +22,10 @@ from octavo.worker.input_batch import InputBatch
 from octavo.worker.kv_pages import KVPages
 from octavo.worker.logprobs import to_messages
 from octavo.worker.rows import Rows
-from octavo.worker.sampler import NOT_FINITE_MESSAGE, Sampler
+from octavo.worker.sampler import NOT_FINITE_MESSAGE, Sampled, Sampler
 from octavo.worker.sampling_state import Uses
+
+logger = get_logger(__name__)
 
 MAX_LOGITS = 1 << 24
 """Most logits that exist at once (64 MiB): more rows are sampled, and prompts scored, one part after the other."""
@@ -66,23 +70,66 @@ class ModelRunner:
         num_scored = max(1, MAX_LOGITS // model.vocab_size)
         self._scores = torch.empty((num_scored, model.vocab_size), dtype=torch.float32, device=device)
         self._hidden: Tensor | None = None
+        self._errors: dict[int, str] = {}
+        self._fault: Exception | None = None
 
     @torch.inference_mode()
     def execute(self, plan: SchedulerOutput) -> None:
-        """Start the forward pass of `plan`; `sample` of the same plan comes next."""
+        """Start the forward pass of `plan`; `sample` of the same plan comes next.
+
+        What goes wrong with one row is in the errors of the output; its neighbours' bits are as without it.
+        """
+        self._errors = {}
         self._update_rows(plan)
         self.pages.zero(plan.zero_block_ids)
         self.pages.copy(plan.block_copies)
-        self._hidden = None
-        if plan.rows:
-            self._hidden = self._forward(self._batch.gather(plan, self.rows, self.pages.pools))
+        self._hidden, self._fault = None, None
+        if not plan.rows:
+            return
+        try:
+            self._hidden = self._compute(plan)
+        except EngineDeadError:
+            raise
+        except Exception as err:  # one of the rows may be at fault: `sample` computes each alone
+            if len(plan.rows) == 1:
+                raise
+            self._fault = err
 
     @torch.inference_mode()
     def sample(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Finish `plan`: sample the rows that have reached their last known token, and append what they sampled."""
-        output = ModelRunnerOutput(step=plan.step)
-        if self._hidden is None:
-            return output
+        output = ModelRunnerOutput(step=plan.step, errors=self._errors)
+        if self._fault is not None:
+            self._finish_apart(plan, output, self._fault)
+        elif self._hidden is not None:
+            self._finish(plan, output)
+        return output
+
+    def _compute(self, plan: SchedulerOutput) -> Tensor:
+        return self._forward(self._batch.gather(plan, self.rows, self.pages.pools))
+
+    def _finish_apart(self, plan: SchedulerOutput, output: ModelRunnerOutput, fault: Exception) -> None:
+        """Compute and sample row by row, to the same bits; raise `fault` if not one row can be."""
+        logger.error("a step of %d rows failed; each is computed alone", len(plan.rows), exc_info=fault)
+        for i, row in enumerate(plan.rows):
+            alone = SchedulerOutput(
+                step=plan.step,
+                rows=[row],
+                num_tokens=[plan.num_tokens[i]],
+                num_computed_tokens=[plan.num_computed_tokens[i]],
+                samples=[plan.samples[i]],
+            )
+            try:
+                self._hidden = self._compute(alone)
+                self._finish(alone, output)
+            except EngineDeadError:
+                raise
+            except Exception as err:
+                output.errors[row] = _told(err)
+        if all(row in output.errors for row in plan.rows):
+            raise fault
+
+    def _finish(self, plan: SchedulerOutput, output: ModelRunnerOutput) -> None:
         rows, ends = self._batch.rows, self._batch.ends
         self._score_prompts(plan, rows, ends, output)
         sampling = np.flatnonzero(plan.samples)
@@ -90,18 +137,30 @@ class ModelRunner:
         for start in range(0, len(sampling), part_size):
             part = sampling[start : start + part_size]
             self._sample(rows[part], ends[part] - 1, output)
-        return output
 
     def _update_rows(self, plan: SchedulerOutput) -> None:
         self.rows.update(plan)
         for row in plan.freed_rows:
             self.sampler.free(row)
         for new in plan.new_rows:
-            self.sampler.add(new)
+            try:
+                self.sampler.add(new)
+            except Exception as err:  # its parameters: nobody else has to do with them
+                self.sampler.free(new.row)
+                self._errors[new.row] = _told(err)
 
     def _sample(self, rows: NDArray[np.int64], tokens: NDArray[np.int64], output: ModelRunnerOutput) -> None:
         """Sample `rows`, whose last tokens are at `tokens` of the batch."""
-        sampled = self.sampler.sample(self._logits(tokens), rows)
+        try:
+            sampled = self.sampler.sample(self._logits(tokens), rows)
+        except EngineDeadError:
+            raise
+        except Exception as err:
+            if len(rows) > 1:  # one of them is at fault; a row has the same bits alone
+                for row, token in zip(rows, tokens, strict=True):
+                    self._sample(np.array([row]), np.array([token]), output)
+                return
+            sampled = Sampled(np.array([-1]), {}, {0: _told(err)})
         good = sampled.token_ids >= 0
         self.rows.append_tokens(rows[good], sampled.token_ids[good])
         output.rows += rows.tolist()
@@ -124,23 +183,36 @@ class ModelRunner:
             last = min(first + plan.num_tokens[i], int(self.rows.num_prompt_tokens[row]) - 1)
             if first >= last:
                 continue
-            scored = PromptLogprobs(first + 1, [])
-            token_of_position = int(ends[i]) - plan.num_tokens[i] - first
-            num_top = int(self.sampler.state.num_prompt_logprobs[row])
-            part_size = len(self._scores)
-            for start in range(first, last, part_size):
-                positions = np.arange(start, min(start + part_size, last))
-                following = torch.from_numpy(self.rows.token_ids[row, positions + 1].astype(np.int64)).to(self.device)
-                ranked = rank_tokens(
-                    self._logits(positions + token_of_position),
-                    following,
-                    num_top,
-                    normalized=self.sampler.mode.normalized,
-                )
-                if ranked.values.isnan().any():
-                    output.errors[row] = NOT_FINITE_MESSAGE.format(where=f"up to position {positions[-1] + 1}")
-                scored.positions += to_messages(ranked, [num_top] * len(positions))
-            output.prompt_logprobs[row] = scored
+            try:
+                output.prompt_logprobs[row] = self._score_prompt(row, first, last, int(ends[i]) - plan.num_tokens[i])
+            except EngineDeadError:
+                raise
+            except Exception as err:
+                output.errors[row] = _told(err)
+
+    def _score_prompt(self, row: int, first: int, last: int, start: int) -> PromptLogprobs:
+        """Log probabilities of the tokens of a row that follow the positions `first` .. `last` - 1; the one at `first`
+        is at `start` of the batch.
+
+        Raises:
+            EngineError: they are not finite.
+        """
+        scored = PromptLogprobs(first + 1, [])
+        num_top = int(self.sampler.state.num_prompt_logprobs[row])
+        part_size = len(self._scores)
+        for begin in range(first, last, part_size):
+            positions = np.arange(begin, min(begin + part_size, last))
+            following = torch.from_numpy(self.rows.token_ids[row, positions + 1].astype(np.int64)).to(self.device)
+            ranked = rank_tokens(
+                self._logits(positions + start - first),
+                following,
+                num_top,
+                normalized=self.sampler.mode.normalized,
+            )
+            if ranked.values.isnan().any():
+                raise EngineError(NOT_FINITE_MESSAGE.format(where=f"up to position {positions[-1] + 1}"))
+            scored.positions += to_messages(ranked, [num_top] * len(positions))
+        return scored
 
     def _logits(self, tokens: NDArray[np.int64]) -> Tensor:
         """Logits after some tokens of the batch, valid until the next call. [N] -> [N, vocab]"""
@@ -149,3 +221,11 @@ class ModelRunner:
         if len(tokens) < len(hidden):  # else they are all of them: those asked for are different and in order
             hidden = hidden[torch.from_numpy(tokens).to(self.device)]
         return self.model.logits(hidden, self._scores[: len(tokens)])
+
+
+def _told(err: Exception) -> str:
+    """What the request is told whose row failed; a fault of ours is logged with its place."""
+    if isinstance(err, EngineError):
+        return str(err)
+    logger.error("a row failed; the others go on", exc_info=err)
+    return f"the engine failed while it computed this request: {type(err).__name__}: {err}"

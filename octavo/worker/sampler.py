@@ -74,7 +74,8 @@ class Sampler:
         self.state.free(row)
 
     def sample(self, logits: Tensor, rows: Ints) -> Sampled:
-        """Choose the next token of each row and count it; appending it is the caller's.
+        """Choose the next token of each row and count it; appending it is the caller's. Counts change last: what raises
+        has changed nothing, and may be tried again with fewer rows.
 
         Args:
             logits: [S, V] float32, **overwritten**.
@@ -92,10 +93,6 @@ class Sampler:
         chosen = sample(logits, params, processed=processed)
         token_ids: Ints = chosen.cpu().numpy()  # the one place where a step waits for the device
         errors = {int(i): self._error(int(rows[i]), int(token_ids[i])) for i in np.flatnonzero(token_ids < 0)}
-        if uses & Uses.COUNTS:
-            counting = self.state.using(rows, Uses.COUNTS)
-            counting = counting[token_ids[counting] >= 0]
-            self.state.counts.count(rows[counting], token_ids[counting])
         logprobs = {}
         if len(asked):
             reported = reported if processed is None else processed[asked_index]
@@ -104,6 +101,10 @@ class Sampler:
             ranked = rank_tokens(reported, chosen_ids, max(num_top), normalized=self.mode.normalized)
             pairs = zip(asked.tolist(), to_messages(ranked, num_top), strict=True)
             logprobs = {i: position for i, position in pairs if i not in errors}
+        if uses & Uses.COUNTS:
+            counting = self.state.using(rows, Uses.COUNTS)
+            counting = counting[token_ids[counting] >= 0]
+            self.state.counts.count(rows[counting], token_ids[counting])
         return Sampled(token_ids, logprobs, errors)
 
     def _error(self, row: int, outcome: int) -> str:

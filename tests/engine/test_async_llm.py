@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 from octavo.engine import watchdog
-from octavo.engine.async_llm import AsyncLLM
 from octavo.engine.input_processor import derive_seed
 from octavo.errors import ClientError, EngineDeadError, ModelError, OverloadedError
 from octavo.sampling_params import SamplingParams
@@ -23,32 +22,9 @@ from tests.engine.worlds import (
     HANG,
     SLOW,
     make_engine_config,
-    write_plugin,
-    write_tokenizer,
 )
 
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    """A tokenizer, and the plug-in that lets the engine process use `ScriptedExecutor`."""
-    folder = tmp_path_factory.mktemp("files")
-    write_tokenizer(folder / "tokenizer")
-    sys.path.insert(0, str(write_plugin(folder)))
-    yield folder
-    sys.path.remove(str(folder))
-
-
-@pytest.fixture
-def make_engine(files):
-    """Engines in processes of their own; not started."""
-
-    def make(*, watchdog_timeout_s=300.0, **options):
-        config = make_engine_config(tokenizer_path=str(files / "tokenizer"), executor="scripted", **options)
-        return AsyncLLM(config, watchdog_timeout_s=watchdog_timeout_s)
-
-    return make
 
 
 async def collect(engine, prompt, request_id="r", **params):

@@ -2,6 +2,7 @@ import random
 
 import pytest
 
+from octavo.core.request import Request
 from octavo.engine.core import MAX_FAILED_STEPS
 from octavo.errors import ClientError, EngineDeadError
 from octavo.messages import SchedulerOutput
@@ -130,3 +131,24 @@ def test_two_hundred_random_requests_end_once_each_whatever_happens():
     assert {world.reason(request_id) for request_id in submitted} == {"stop", "length", "abort", "error"}
     stats = world.core.stats()
     assert (stats.num_running, stats.num_waiting, stats.kv_usage) == (0, 0, 0.0)
+
+
+def test_a_result_that_cannot_be_used_ends_its_own_request_and_leaves_no_page_to_be_found(monkeypatch):
+    requests = [make_request("good", 9, max_tokens=6), make_request("bad", 10, max_tokens=6)]
+    extend = Request.extend
+
+    def failing(request, sampled):
+        if request.request_id == "bad" and request.num_tokens > 12:
+            raise RuntimeError("made to fail")
+        return extend(request, sampled)
+
+    monkeypatch.setattr(Request, "extend", failing)
+    world = CoreWorld()
+    world.core.submit(requests[:1])
+    world.core.submit(requests[1:])
+    world.run()
+    assert world.tokens("good") == oracle(requests[0], (None,), 256) and world.reason("good") == "length"
+    assert world.reason("bad") == "error" and "made to fail" in world.outputs["bad"][-1].error
+    world.core.submit([make_request("again", requests[1].prompt_token_ids, max_tokens=1)])
+    world.run()
+    assert world.outputs["again"][-1].num_cached_tokens == 0
