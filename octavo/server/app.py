@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from functools import cache, partial
 from types import ModuleType
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from octavo.errors import ConfigError, OctavoError
 from octavo.registry import load_object
 from octavo.server.errors import ClientGone, on_error
 from octavo.server.middleware import AnswerHeaders, HeaderLimits, KeyCheck, Measure, RootPath, WholeBody
+from octavo.server.openapi import describe
 from octavo.server.routes import (
     batches,
     chat,
@@ -56,6 +58,7 @@ def build_app(lifecycle: Lifecycle) -> FastAPI:
         raise ConfigError(f"--root-path is {server.root_path!r} but must begin with a slash, as in /llm")
     openapi_url = None if server.disable_fastapi_docs else "/openapi.json"
     app = _routed(lifecycle, ROUTES, openapi_url=openapi_url, lifespan=_closing_store)
+    app.openapi = cache(partial(describe, app, guarded=bool(lifecycle.keys)))  # type: ignore[method-assign]
     app.state.store = Store(lifecycle, inner_app(lifecycle))
     # The last one added is the first to see a request.
     for name in server.middleware:

@@ -28,9 +28,10 @@ from octavo.server.unknown_fields import header_value
 OPEN_PATHS = frozenset(["/health", "/livez", "/readyz", "/ping", "/metrics", "/version"])
 """Routes that need no key."""
 
-INFER_PREFIXES = ("/v1/", "/v2/", "/inference/", "/tokenize", "/detokenize", "/docs")
+INFER_PREFIXES = ("/v1/", "/v2/", "/inference/")
 INFER_PATHS = frozenset(["/", "/load", "/openapi.json", "/redoc", "/generate", "/generate_stream", "/info", "/score",
-                         "/rerank", "/classify", "/pooling", "/invocations", "/tokenizer_info"])  # fmt: skip
+                         "/rerank", "/classify", "/pooling", "/invocations", "/tokenizer_info",
+                         "/tokenize", "/detokenize", "/docs", "/docs/oauth2-redirect"])  # fmt: skip
 """Routes for keys of the scope infer."""
 ADMIN_PATHS = frozenset(["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
 """Those under the prefixes that change what others get. All paths that are not named here are for admins too."""

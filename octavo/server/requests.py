@@ -6,7 +6,7 @@ the answer's headers, or refused (`unknown_fields.py`).
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from octavo.limits import INT64_MAX, INT64_MIN
 
@@ -91,10 +91,24 @@ class GenerationRequest(EngineBody):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
+PROMPT_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "minItems": 1, "items": {"type": "string"}},
+        {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
+        {
+            "type": "array",
+            "minItems": 1,
+            "items": {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
+        },
+    ]
+}
+
+
 class CompletionRequest(GenerationRequest):
     """Body of /v1/completions. `prompt` is checked by `prompts.py`: a union of lists would be tried form by form."""
 
-    prompt: Any = None
+    prompt: Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)] = None
     logprobs: Int | None = None
     add_special_tokens: bool = True
 

@@ -62,7 +62,7 @@ def refuse_unknown(fields: list[str]) -> None:
 
 def header_value(fields: list[str]) -> str:
     """The fields as a header may hold them."""
-    shown = [quote(_short(field), safe=".[]_-") for field in fields[:MAX_SHOWN]]
+    shown = [quote(_short(field), safe=".[]_-") or '""' for field in fields[:MAX_SHOWN]]
     return ", ".join(shown) + (f", and {len(fields) - MAX_SHOWN} more" if len(fields) > MAX_SHOWN else "")
 
 

@@ -70,6 +70,7 @@ def test_a_name_that_no_header_can_hold_is_written_in_escapes_and_cut(script: Wo
     response = script.post("/v1/completions", prompt="hi", max_tokens=1, **{"é\r\nX-Evil: 1": 1, "n" * 500: 1})
     first, second = response.headers[HEADER].split(", ")
     assert first == "%C3%A9%0D%0AX-Evil%3A%201" and len(second) == 64 and "x-evil" not in response.headers
+    assert script.post("/v1/completions", prompt="hi", max_tokens=1, **{"": 1}).headers[HEADER] == '""'
     many = script.post("/v1/completions", prompt="hi", max_tokens=1, **{f"f{i}": i for i in range(5000)})
     assert many.headers[HEADER].endswith("f19, and 4980 more")
 

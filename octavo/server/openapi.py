@@ -1,0 +1,115 @@
+"""The OpenAPI document: what FastAPI knows of the routes, with the bodies, answers and errors that they really have."""
+
+import re
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from octavo.server.errors import ErrorEnvelope
+from octavo.server.middleware import OPEN_PATHS
+from octavo.server.responses import (
+    ChatCompletion,
+    Completion,
+    Generation,
+    Health,
+    Load,
+    ModelCard,
+    ModelList,
+    Text,
+    Tokens,
+    VersionInfo,
+)
+from octavo.server.tgi import ErrorAnswer
+
+ANSWERS: dict[str, type[msgspec.Struct]] = {
+    "/v1/chat/completions": ChatCompletion,
+    "/v1/completions": Completion,
+    "/inference/v1/generate": Generation,
+    "/v1/models": ModelList,
+    "/v1/models/{name}": ModelCard,
+    "/tokenize": Tokens,
+    "/detokenize": Text,
+    "/health": Health,
+    "/ping": Health,
+    "/livez": Health,
+    "/readyz": Health,
+    "/version": VersionInfo,
+    "/load": Load,
+}
+"""What a 200 holds."""
+
+ERRORS: dict[str, type[msgspec.Struct]] = dict.fromkeys(("/", "/generate", "/generate_stream"), ErrorAnswer)
+"""What an answer that is no success holds, where another API's clients expect their own form."""
+
+PROBES = ("/health", "/ping", "/readyz")
+"""Routes whose 503 is the same as their 200, with another word in it."""
+
+STREAMS = ("/v1/chat/completions", "/v1/completions", "/inference/v1/generate", "/", "/generate_stream")
+"""Routes that may answer with server-sent events."""
+
+FILES = {"/metrics": "text/plain", "/v1/files/{file_id}/content": "application/octet-stream"}
+"""Routes that answer in another media type."""
+
+REF = "#/components/schemas/{name}"
+
+
+def describe(app: FastAPI, *, guarded: bool) -> dict[str, Any]:
+    """The document of an app.
+
+    Args:
+        guarded: whether requests need a key.
+    """
+    document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    schemas: dict[str, Any] = document.setdefault("components", {}).setdefault("schemas", {})
+    kinds = {ErrorEnvelope, *ANSWERS.values(), *ERRORS.values()}
+    schemas.update(msgspec.json.schema_components(kinds, ref_template=REF)[1])
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            _hoist_definitions(operation, schemas)
+            _describe_answers(operation, path)
+            if guarded and path not in OPEN_PATHS:
+                operation["security"] = [{"key": []}]
+    if guarded:
+        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    for unused in ("HTTPValidationError", "ValidationError"):  # our errors have one form
+        schemas.pop(unused, None)
+    return document
+
+
+def _describe_answers(operation: dict[str, Any], path: str) -> None:
+    responses = operation.setdefault("responses", {})
+    responses.pop("422", None)
+    if path in ANSWERS:
+        responses["200"] = {"description": "Done", "content": _json(ANSWERS[path])}
+    if path in FILES:
+        responses["200"] = {"description": "Done", "content": {FILES[path]: {"schema": {"type": "string"}}}}
+    if path in STREAMS:
+        responses["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+    envelope = _json(ERRORS.get(path, ErrorEnvelope))
+    responses["4XX"] = {"description": "The request is wrong, or not allowed", "content": envelope}
+    responses["5XX"] = {"description": "The server cannot do it, or not now", "content": envelope}
+    if path in PROBES:
+        responses["503"] = {"description": "Not now", "content": _json(ANSWERS[path])}
+
+
+def _json(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": REF.format(name=kind.__name__)}}}
+
+
+def _hoist_definitions(operation: dict[str, Any], schemas: dict[str, Any]) -> None:
+    """References inside a body's schema are to the root of the document, not to that of the schema."""
+    for content in operation.get("requestBody", {}).get("content", {}).values():
+        schema = content.get("schema", {})
+        for name, definition in schema.pop("$defs", {}).items():
+            schemas[name] = _with_new_references(definition)
+        content["schema"] = _with_new_references(schema)
+
+
+def _with_new_references(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_new_references(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_with_new_references(inner) for inner in value]
+    return re.sub(r"^#/\$defs/", "#/components/schemas/", value) if isinstance(value, str) else value
