@@ -1,9 +1,10 @@
-"""Writes docs/cli.md and docs/configuration.md from the parsers and the option fields.
+"""Writes docs/cli.md, configuration.md and vllm-flags.md from the parsers, the option fields and the tables of names.
 
-`python -m octavo.cli.reference DIR` writes both; a test fails when they are stale.
+`python -m octavo.cli.reference DIR` writes them; a test fails when they are stale.
 """
 
 import argparse
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 from octavo import envs
 from octavo.cli.main import COMMANDS, SUMMARIES, make_parser, sentence
 from octavo.cli.options import SERVE_SECTIONS, TITLES, flag_names, option_fields, option_help
+from octavo.cli.vllm_env import STANDS_FOR
+from octavo.cli.vllm_env import WITHOUT_EFFECT as MISSED
 from octavo.engine.options import IGNORED, MISSING
 from octavo.limits import INT64_MAX, INT64_MIN, LIMITS
 from octavo.server.refusals import REFUSED
@@ -31,7 +34,7 @@ def cli_page() -> str:
 
 
 def configuration_page() -> str:
-    """Every option by section, the environment variables, and the names of other engines that are known here."""
+    """Every option by section, the environment variables, the limits of requests and the fields without effect."""
     lines = [NOTICE + "# Configuration\n"]
     lines.append(
         "Each option is a flag of `octavo serve`, a key of its `--config` file and, but for the server section,"
@@ -48,14 +51,46 @@ def configuration_page() -> str:
     lines += ["## Environment variables\n", "| variable | default | meaning |", "|---|---|---|"]
     for variable in envs.VARIABLES:
         aliases = f" Also read: {', '.join(variable.aliases)}." if variable.aliases else ""
-        default = str(variable.default).replace(str(Path.home()), "~")
+        default = "" if variable.default is None else str(variable.default).replace(str(Path.home()), "~")
         lines.append(_row(f"`{variable.name}`", default, variable.doc + aliases))
     lines += [*_limits(), *_fields()]
-    lines += ["\n## Options of other engines\n", "Accepted with a warning, since they have nothing to act on here:\n"]
-    lines += [f"- `--{name.replace('_', '-')}`: {reason}" for name, reason in sorted(IGNORED.items())]
-    lines.append("\nRefused, because the feature is not in this version:\n")
-    lines += [f"- `--{name.replace('_', '-')}`" for name in sorted(MISSING)]
+    lines.append("\nNames of vLLM's that are no option here are [on a page of their own](vllm-flags.md).")
     return "\n".join(lines) + "\n"
+
+
+def vllm_page() -> str:
+    """What becomes of every flag and variable of vLLM's that is no option here."""
+    lines = [NOTICE + "# Flags and variables of vLLM\n"]
+    lines.append(
+        "Flags that are not below have the same name here and are on the [configuration page](configuration.md)."
+    )
+    lines.append(
+        "A part of a flag (`--compilation-config.mode`) and its short form (`-O3`, `-cc`) are treated as the flag."
+    )
+    lines += ["\n## Accepted with one warning line\n", "They change nothing here.\n", "| flag | why |", "|---|---|"]
+    lines += [f"| `{_flag(name)}` | {_cell(reason)} |" for name, reason in sorted(IGNORED.items())]
+    lines += [
+        "\n## Refused\n",
+        "`octavo serve` ends with a line that names the flag, unless its value asks for nothing.\n",
+    ]
+    lines += ["| flag | what is not in this version |", "|---|---|"]
+    lines += [f"| `{_flag(name)}` | {_cell(_thing(reason))} |" for name, reason in sorted(MISSING.items())]
+    lines += ["\n## Environment variables\n", "| variable | here |", "|---|---|"]
+    known = {alias: f"`{variable.name}`" for variable in envs.VARIABLES for alias in variable.aliases}
+    known |= {name: f"`{_flag(flag.option)}`, unless the flag is given" for name, flag in STANDS_FOR.items()}
+    known |= {name: f"no effect, with a warning: {advice}" for name, advice in MISSED.items()}
+    lines += [f"| `{name}` | {text} |" for name, text in sorted(known.items())]
+    lines.append("\nAll other variables of vLLM's change nothing here and are ignored.")
+    return "\n".join(lines) + "\n"
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _thing(reason: str) -> str:
+    """The reason of an error without the verb that its sentence needs."""
+    return re.sub(r" (is|are)( \(|$)", r"\2", reason)
 
 
 def _limits() -> list[str]:
@@ -85,10 +120,13 @@ def _fields() -> list[str]:
     return lines
 
 
+PAGES = {"cli.md": cli_page, "configuration.md": configuration_page, "vllm-flags.md": vllm_page}
+
+
 def main(folder: str) -> None:
-    """Write both pages into `folder`."""
-    Path(folder, "cli.md").write_text(cli_page())
-    Path(folder, "configuration.md").write_text(configuration_page())
+    """Write all pages into `folder`."""
+    for name, page in PAGES.items():
+        Path(folder, name).write_text(page())
 
 
 def _subparser(parser: argparse.ArgumentParser, name: str) -> argparse.ArgumentParser:

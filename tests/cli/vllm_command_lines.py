@@ -39,14 +39,6 @@ LINES = [
          "VLLM_API_KEY": "chart-key"},
     ),
     CommandLine(
-        "a pod of the image vllm/vllm-openai on RunPod: docker_args",
-        shlex.split(
-            "--model MODEL --max-model-len 1024 --enforce-eager --gpu-memory-utilization 0.9 --tensor-parallel-size 1 "
-            "--host 0.0.0.0 --port 8000"
-        ),
-        {"VLLM_USE_V1": "0"},
-    ),
-    CommandLine(
         "a ServingRuntime of KServe (Red Hat OpenShift AI)",
         shlex.split("--port=8080 --model=MODEL --served-model-name=mistral"),
         {"VLLM_PORT": "8000", "HF_HOME": "/tmp/hf_home", "XDG_CACHE_HOME": "/tmp/.cache", "HOME": "/tmp"},
@@ -65,15 +57,6 @@ LINES = [
         ignored=("disable_log_requests",),
     ),
     CommandLine(
-        "a start script of an RL environment: load tracking, no docs",
-        shlex.split(
-            "MODEL --disable-fastapi-docs --disable-log-requests --enable-server-load-tracking "
-            "--gpu-memory-utilization 0.5 --host 127.0.0.1 --port 8000 --max-model-len 1024 --max-num-seqs 16"
-        ),
-        {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
-        ignored=("disable_log_requests", "enable_server_load_tracking"),
-    ),
-    CommandLine(
         "a Dynamic Resource Allocation example of a Kubernetes guide",
         shlex.split(
             "--model=MODEL --block-size=32 --max-num-batched-tokens=2048 --max-num-seqs=256 "
@@ -81,6 +64,23 @@ LINES = [
             "--disable-log-requests --port=8000"
         ),
         ignored=("swap_space", "disable_log_requests"),
+    ),
+    CommandLine(
+        "a pod of the image vllm/vllm-openai on RunPod: docker_args",
+        shlex.split(
+            "--model MODEL --max-model-len 1024 --enforce-eager --gpu-memory-utilization 0.9 --tensor-parallel-size 1 "
+            "--host 0.0.0.0 --port 8000"
+        ),
+        {"VLLM_USE_V1": "0"},
+    ),
+    CommandLine(
+        "a start script of an RL environment: load tracking, no docs",
+        shlex.split(
+            "MODEL --disable-fastapi-docs --disable-log-requests --enable-server-load-tracking "
+            "--gpu-memory-utilization 0.5 --host 127.0.0.1 --port 8000 --max-model-len 1024 --max-num-seqs 16"
+        ),
+        {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
+        ignored=("disable_log_requests", "enable_server_load_tracking"),
     ),
     CommandLine(
         "an evaluation harness's server process",
