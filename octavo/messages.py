@@ -32,7 +32,8 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     Attributes:
         request_id: unique among live requests; `<id>#<sample>` for samples of one request.
         prompt_token_ids: never empty; prompt + max_tokens fits max_model_len.
-        sampling: validated; `max_tokens`, `stop_token_ids` filled in, `n` ignored.
+        sampling: validated; `max_tokens`, `stop_token_ids` filled in, `n` and `structured_outputs` left out.
+        grammar: what the answer must match, as `grammar.build` makes it.
         eos_token_ids: end the text with reason "stop" unless `sampling.ignore_eos`; suppressed below min_tokens.
         bad_words_token_ids: token sequences that must not be completed.
         seed, sample_index: key of the counter-based generator (design rule I5); the same pair gives the same tokens.
@@ -47,6 +48,7 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     request_id: str
     prompt_token_ids: list[int]
     sampling: SamplingParams
+    grammar: str | None = None
     eos_token_ids: list[int] = []
     bad_words_token_ids: list[list[int]] = []
     seed: int = 0
@@ -127,6 +129,24 @@ class SchedulerOutput(msgspec.Struct, kw_only=True):
     def total_tokens(self) -> int:
         """Tokens in the batch."""
         return sum(self.num_tokens)
+
+
+class TokenMasks(msgspec.Struct, kw_only=True):
+    """Which tokens some of the sampling rows of a step may take. Made while its forward pass runs.
+
+    Attributes:
+        rows: in the order of the masks.
+        bits: a mask per row, `words` 32-bit words each: bit t % 32 of word t // 32 allows token t. The next step writes
+            to the same place.
+        complete: per row, whether nothing but the end of the text can come, which then is not too early.
+        errors: by row, why no mask could be made; what the row samples counts for nothing.
+    """
+
+    rows: list[int]
+    bits: bytearray
+    words: int
+    complete: list[bool]
+    errors: dict[int, str] = {}
 
 
 # ---------------------------------------------------------------- worker -> core

@@ -165,6 +165,15 @@ void add_sampling(nb::module_& m) {
       no_gil);
 }
 
+void add_masking(nb::module_& m) {
+  m.def(
+      "mask_logits",
+      [](U logits, I stride, I rows, I vocab, U index, U bits) {
+        mask_logits({at<float>(logits), stride, rows, vocab, at<I>(index), at<uint32_t>(bits)});
+      },
+      nb::call_guard<nb::gil_scoped_release>());
+}
+
 void add_matrix(nb::module_& m) {
   auto no_gil = nb::call_guard<nb::gil_scoped_release>();
   nb::class_<Matrix>(m, "Matrix")
@@ -203,5 +212,6 @@ NB_MODULE(_native, m) {
   add_ops(m);
   add_ceilings(m);
   add_sampling(m);
+  add_masking(m);
   add_matrix(m);
 }

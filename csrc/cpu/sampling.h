@@ -1,4 +1,4 @@
-// The ops that read logits: `sample` and `rank_tokens`. Rows are shared out over the pool.
+// The ops on logits: `sample`, `rank_tokens` and `mask_logits`. Rows are shared out over the pool.
 #pragma once
 
 #include "kernels.h"
@@ -30,5 +30,14 @@ struct RankArgs {
   bool normalized;
 };
 void rank_tokens(const Kernels& kernels, const RankArgs& args);
+
+// See octavo.ops.mask_logits. Moves no number, so there is one for all tiers.
+struct MaskArgs {
+  float* logits;  // [any, vocab]
+  int64_t stride, rows, vocab;
+  const int64_t* index;  // [rows]
+  const uint32_t* bits;  // [rows, (vocab + 31) / 32]
+};
+void mask_logits(const MaskArgs& args);
 
 }  // namespace octavo

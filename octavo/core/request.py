@@ -4,6 +4,7 @@ from enum import Enum, auto
 
 from octavo.core.block_hash import extend_chain, hash_root
 from octavo.core.block_table import BlockTable
+from octavo.grammar.constraint import Constraint
 from octavo.messages import EngineRequest, PromptLogprobs
 from octavo.outputs import FinishReason
 
@@ -36,6 +37,9 @@ class Request:
         max_total_tokens: the sequence ends with "length" when it has this many tokens.
         parent: a request whose pages this one may share.
         num_common_tokens: leading tokens that are those of `parent`.
+
+    Attributes:
+        constraint: what the answer must match, if anything.
     """
 
     __slots__ = (
@@ -45,6 +49,7 @@ class Request:
         "block_hashes",
         "block_table",
         "charged_tokens",
+        "constraint",
         "has_first_token",
         "max_total_tokens",
         "num_cached_tokens",
@@ -89,13 +94,16 @@ class Request:
         self.num_preemptions = 0
         self.num_prompt_logprobs = 0
         self.scheduled_time_s = 0.0
+        self.constraint: Constraint | None = None
         self.has_first_token = False
         self.block_table = BlockTable()
         self.block_hashes: list[bytes] = []
         self._hash_root = hash_root(cache_salt=spec.cache_salt)
-        eos_token_ids = () if sampling.ignore_eos else spec.eos_token_ids
+        # What matches a grammar can end in its own good time only, and then nothing can follow.
+        constrained = spec.grammar is not None
+        eos_token_ids = () if sampling.ignore_eos and not constrained else spec.eos_token_ids
         self._end_ids = frozenset((*eos_token_ids, *(sampling.stop_token_ids or ())))
-        self._first_end_length = self.num_prompt_tokens + sampling.min_tokens + 1
+        self._first_end_length = 0 if constrained else self.num_prompt_tokens + sampling.min_tokens + 1
 
     @property
     def num_tokens(self) -> int:
@@ -128,7 +136,8 @@ class Request:
     def stop_reason(self) -> int | None:
         """The last token, if it is a stop id of the caller and not an end-of-sequence token."""
         token_id = self.token_ids[-1]
-        is_eos = token_id in self.spec.eos_token_ids and not self.spec.sampling.ignore_eos
+        ends_at_eos = self.spec.grammar is not None or not self.spec.sampling.ignore_eos
+        is_eos = ends_at_eos and token_id in self.spec.eos_token_ids
         return None if is_eos else token_id
 
     def take_prompt_logprobs(self, news: PromptLogprobs) -> PromptLogprobs | None:

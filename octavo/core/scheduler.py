@@ -24,6 +24,7 @@ from octavo.core.kv_cache_manager import KVCacheManager, Prefix
 from octavo.core.request import Request, Status
 from octavo.core.request_queue import RequestQueue
 from octavo.core.step import Step
+from octavo.grammar.constraint import Constraint
 from octavo.logging import get_logger
 from octavo.messages import (
     BACKGROUND_PRIORITY,
@@ -48,6 +49,7 @@ class Scheduler:
         max_model_len: most tokens of prompt plus answer.
         token_budget: most tokens one step computes.
         clock: seconds, for the times in outputs.
+        constrain: what a request with a grammar must match.
 
     Raises:
         ConfigError: without chunked prefill, a prompt could be longer than a step.
@@ -61,10 +63,13 @@ class Scheduler:
         max_model_len: int,
         token_budget: int,
         clock: Callable[[], float] = time.monotonic,
+        constrain: Callable[[EngineRequest], Constraint] | None = None,
     ) -> None:
         self._admission = Admission(config, kv, max_model_len, token_budget)
         self._kv = kv
         self._clock = clock
+        self._constrain = constrain
+        self._num_constrained = 0
         self._chunked = config.enable_chunked_prefill
         self._by_priority = config.scheduling_policy == "priority"
         self._token_budget = token_budget
@@ -97,6 +102,9 @@ class Scheduler:
         request = self._admission.make_request(spec, self._requests, (0, 0, 0))
         if request.parent is None:  # a fork is part of a request that was let in before
             self._admission.check_queue(request, self.waiting, num_free_seats=self._max_running - len(self.running))
+        if spec.grammar is not None and self._constrain is not None:
+            request.constraint = self._constrain(spec)
+            self._num_constrained += 1
         self._rank(request)
         self._requests[request.request_id] = request
         self.waiting.add(request)
@@ -126,6 +134,10 @@ class Scheduler:
     def has_unfinished(self) -> bool:
         """Whether `schedule` has something to run."""
         return len(self.running) + len(self.waiting) > 0
+
+    def is_waiting_for_grammars(self) -> bool:
+        """Whether nothing can run but what waits for its grammar to be compiled."""
+        return not self.running and any(not _has_grammar(request) for request in self.waiting)
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached pages; False, and nothing happens, while a request holds some."""
@@ -190,7 +202,7 @@ class Scheduler:
 
     def _has_candidate(self) -> bool:
         """Whether somebody waits for nothing but tokens and pages."""
-        return len(self.running) < self._max_running and any(not _waits_for_parent(r) for r in self.waiting)
+        return len(self.running) < self._max_running and any(not _must_wait(r) for r in self.waiting)
 
     def _grow(self, step: Step, request: Request, num_tokens: int) -> None:
         """Schedule up to `num_tokens` of a running request; if no page is left, the last in rank lose theirs."""
@@ -220,7 +232,7 @@ class Scheduler:
         for request in self.waiting:
             if len(self.running) == self._max_running or step.budget_left() == 0:
                 break
-            if _waits_for_parent(request):
+            if _must_wait(request):
                 continue
             # First come, first served: nobody slips past one that has to wait, or a big request would wait forever.
             if not self._try_admit(step, request, kept_blocks):
@@ -327,6 +339,13 @@ class Scheduler:
         """Share of allocated slots, of all groups together, that hold no token."""
         return self._kv.num_empty_slots() / max(1, self._kv.num_used_slots())
 
+    def constraints(self, plan: SchedulerOutput) -> dict[int, Constraint]:
+        """Of the rows that `plan`, the last one scheduled, samples: those of rows that have one."""
+        if not self._num_constrained:
+            return {}
+        rows = zip(self._in_flight, plan.rows, plan.samples, strict=True)
+        return {row: request.constraint for request, row, samples in rows if samples and request.constraint is not None}
+
     # ------------------------------------------------------------ a step ends
 
     def update_from_output(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> list[EngineOutput]:
@@ -355,6 +374,9 @@ class Scheduler:
                 logger.exception("request %s failed", request.request_id)
                 outputs += self._fail(request, f"the engine could not use its result: {type(err).__name__}: {err}")
                 continue
+            if request.constraint is not None and request.constraint.error is not None:
+                outputs += self._end([request], "error", request.constraint.error)
+                continue
             if output.finish_reason is not None:
                 self._finish(request, output)
             if samples or output.finish_reason is not None or output.prompt_logprobs is not None:
@@ -371,6 +393,8 @@ class Scheduler:
         if samples:
             output.new_token_ids, output.finish_reason = request.extend(outcome.token_ids[row])
             self._stats.generation_tokens += len(output.new_token_ids)
+            if request.constraint is not None and output.finish_reason is None:
+                request.constraint.consume(output.new_token_ids)
             if row in outcome.logprobs:
                 output.logprobs = outcome.logprobs[row][: len(output.new_token_ids)]
             if not request.has_first_token:
@@ -437,6 +461,7 @@ class Scheduler:
         self._kv.free(request)
         request.status = Status.FINISHED
         request.parent = None
+        self._num_constrained -= request.constraint is not None
         del self._requests[request.request_id]
 
     def _drop_oldest_held(self) -> bool:
@@ -452,6 +477,15 @@ def _own_prompt_tokens(request: Request) -> int:
     return request.num_prompt_tokens if request.spec.fork_of is None else 0
 
 
+def _must_wait(request: Request) -> bool:
+    """Whether there is no use in admitting a request yet; those behind it need not wait."""
+    return _waits_for_parent(request) or not _has_grammar(request)
+
+
+def _has_grammar(request: Request) -> bool:
+    return request.constraint is None or request.constraint.is_ready
+
+
 class _Outcome(NamedTuple):
     """What a step brought, by row."""
 
@@ -462,7 +496,7 @@ class _Outcome(NamedTuple):
 
 
 def _waits_for_parent(request: Request) -> bool:
-    """Whether a fork would share more if it came in later; those behind it need not wait."""
+    """Whether a fork would share more if it came in later."""
     parent = request.parent
     if parent is None or parent.status not in (Status.WAITING, Status.RUNNING):
         return False

@@ -12,7 +12,7 @@ from types import TracebackType
 
 import msgspec
 
-from octavo import envs
+from octavo import envs, limits
 from octavo.config import EngineConfig
 from octavo.engine.child import EngineChild
 from octavo.engine.client import ProcessClient
@@ -22,7 +22,7 @@ from octavo.engine.output_processor import OutputProcessor, RequestState
 from octavo.engine.protocol import Beat, EngineFacts, News, Refused, Reply, refusal
 from octavo.engine.stats import StatsLogger, counters, total
 from octavo.engine.watchdog import Watchdog
-from octavo.errors import EngineDeadError, OctavoError, OverloadedError
+from octavo.errors import ClientError, EngineDeadError, OctavoError, OverloadedError
 from octavo.logging import get_logger
 from octavo.messages import EngineOutput, Progress, SchedulerStats
 from octavo.outputs import RequestOutput
@@ -32,6 +32,9 @@ from octavo.tokenizer.tokenizer import load_tokenizer
 logger = get_logger(__name__)
 
 WATCH_INTERVAL_S = 0.1
+
+GRAMMAR_TIMEOUT_S = 10.0
+"""A grammar that takes longer to check is refused. The limits of the compiler keep it from going on for long."""
 
 OUTPUTS_PER_TURN = 64
 """News of this many sequences are processed before the event loop gets a turn for its other work."""
@@ -194,6 +197,7 @@ class AsyncLLM:
             changed[place] = None
             awake.set()
 
+        await self._check_grammar(params, len(prompts))
         states: list[RequestState] = []
         try:
             for place, prompt in enumerate(prompts):
@@ -280,6 +284,21 @@ class AsyncLLM:
         if self._inputs is None:
             raise EngineDeadError("the engine is still loading")
         return self._inputs
+
+    async def _check_grammar(self, params: SamplingParams, num_prompts: int) -> None:
+        """Have a new grammar checked in a thread, so that others need not wait; `_open` then knows it."""
+        wanted = params.structured_outputs if isinstance(params, SamplingParams) else None
+        if wanted is None:
+            return
+        try:
+            check = asyncio.to_thread(self._check_started().grammars.check, wanted)
+            grammar = await asyncio.wait_for(check, GRAMMAR_TIMEOUT_S)
+        except TimeoutError:
+            raise ClientError(
+                f"the grammar could not be checked within {GRAMMAR_TIMEOUT_S:g} s; simplify it",
+                param="structured_outputs",
+            ) from None
+        limits.GRAMMAR_BYTES_OF_CHOICES.check("structured_outputs", num_prompts * params.n * len(grammar))
 
     def _open(
         self,

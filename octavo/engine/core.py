@@ -11,11 +11,16 @@ from typing import NamedTuple
 from octavo.config import EngineConfig
 from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.scheduler import Scheduler
+from octavo.engine.input_processor import eos_token_ids
 from octavo.engine.kv_blocks import fit_max_model_len, with_kv_blocks
 from octavo.engine.protocol import EngineFacts
 from octavo.errors import EngineDeadError
 from octavo.executor.interface import Executor
 from octavo.executor.registry import EXECUTORS
+from octavo.grammar.compiler import GrammarCompiler
+from octavo.grammar.constraint import Constraint
+from octavo.grammar.masks import MaskWriter
+from octavo.grammar.vocabulary import Tokens, make_tokens
 from octavo.logging import get_logger
 from octavo.messages import (
     EngineOutput,
@@ -26,21 +31,30 @@ from octavo.messages import (
     SchedulerOutput,
     SchedulerStats,
 )
+from octavo.tokenizer.tokenizer import load_tokenizer
 
 logger = get_logger(__name__)
 
 DEPTH = 1
 """Plans in flight at once. Results are always taken in the order of the plans."""
 
+GRAMMAR_POLL_S = 0.001
+"""How long to wait for a grammar to be compiled, when nothing else can run, before looking for new requests."""
+
 MAX_FAILED_STEPS = 3
 """The engine is given up after this many steps in a row whose execution raised."""
 
 
 class InFlight(NamedTuple):
-    """A plan whose outcome is still being computed."""
+    """A plan whose outcome is still being computed.
+
+    Attributes:
+        errors: by row, why it failed before its outcome was known.
+    """
 
     plan: SchedulerOutput
     result: "Future[ModelRunnerOutput]"
+    errors: dict[int, str]
 
 
 class EngineCore:
@@ -65,7 +79,15 @@ class EngineCore:
         pool_tokens = kv.max_request_tokens(whole_prompts=not scheduler.enable_chunked_prefill)
         self.config = config = fit_max_model_len(config, pool_tokens)
         self.executor = executor
-        self.scheduler = Scheduler(scheduler, kv, max_model_len=config.max_model_len, token_budget=config.token_budget)
+        self._grammars = GrammarCompiler(lambda: _load_tokens(config))
+        self._masks = MaskWriter(config.spec.vocab_size)
+        self.scheduler = Scheduler(
+            scheduler,
+            kv,
+            max_model_len=config.max_model_len,
+            token_budget=config.token_budget,
+            constrain=self._constrain,
+        )
         page_bytes = [group.block_bytes(cache.block_size, config.kv_dtype) for group in groups]
         self.facts = EngineFacts(
             device=config.device.device,
@@ -113,14 +135,15 @@ class EngineCore:
         """Run one step and return its news. A step whose execution fails ends its own sequences with "error"."""
         self._check_alive()
         while len(self._in_flight) < DEPTH and (plan := self.scheduler.schedule()).rows:
-            self._in_flight.append(InFlight(plan, self._execute(plan)))
+            self._in_flight.append(self._execute(plan))
         if not self._in_flight:
-            if self.scheduler.has_unfinished():  # better an end than requests that wait for ever
+            if self.scheduler.is_waiting_for_grammars():
+                time.sleep(GRAMMAR_POLL_S)
+            elif self.scheduler.has_unfinished():  # better an end than requests that wait for ever
                 self.failure = EngineDeadError("requests are waiting but the scheduler finds none to run")
             return self._emit([])
-        plan, result = self._in_flight.popleft()
-        outputs = self.scheduler.update_from_output(plan, self._collect(plan, result))
-        return self._emit(outputs)
+        oldest = self._in_flight.popleft()
+        return self._emit(self.scheduler.update_from_output(oldest.plan, self._collect(oldest)))
 
     def stats(self) -> SchedulerStats:
         """Gauges and counters after the latest step."""
@@ -134,19 +157,26 @@ class EngineCore:
     def close(self) -> None:
         """Release the model and the pages. May be called twice."""
         self.failure = self.failure or EngineDeadError("the engine is closed")
+        self._grammars.close()
         self.executor.close()
 
-    def _execute(self, plan: SchedulerOutput) -> "Future[ModelRunnerOutput]":
+    def _constrain(self, request: EngineRequest) -> Constraint:
+        assert request.grammar is not None
+        return Constraint(self._grammars.compile(request.grammar), request.sampling.stop_token_ids or ())
+
+    def _execute(self, plan: SchedulerOutput) -> InFlight:
         try:
             self.executor.execute(plan)
-            return self.executor.sample(plan)
+            masks = self._masks.write(self.scheduler.constraints(plan))
+            return InFlight(plan, self.executor.sample(plan, masks), {} if masks is None else masks.errors)
         except Exception as err:  # whatever a model or kernel raises ends this plan's sequences, not the engine
             failed: Future[ModelRunnerOutput] = Future()
             failed.set_exception(err)
-            return failed
+            return InFlight(plan, failed, {})
 
-    def _collect(self, plan: SchedulerOutput, result: "Future[ModelRunnerOutput]") -> ModelRunnerOutput:
+    def _collect(self, flight: InFlight) -> ModelRunnerOutput:
         """Wait for a plan's outcome; a failed one becomes an error of each of its rows."""
+        plan, result, errors = flight
         try:
             output = result.result()
         except Exception as err:  # see _execute
@@ -157,6 +187,7 @@ class EngineCore:
             message = f"the engine failed while it computed this request: {_describe(err)}"
             return ModelRunnerOutput(step=plan.step, errors=dict.fromkeys(plan.rows, message))
         self._failed_steps = 0
+        output.errors |= errors
         return output
 
     def _emit(self, outputs: list[EngineOutput]) -> EngineOutputs:
@@ -177,6 +208,12 @@ def make_core(config: EngineConfig, progress: Progress | None = None) -> EngineC
     except BaseException:
         executor.close()
         raise
+
+
+def _load_tokens(config: EngineConfig) -> Tokens:
+    """The vocabulary, which nothing else here needs."""
+    tokenizer = load_tokenizer(config.spec.tokenizer_path)
+    return make_tokens(tokenizer, config.spec.vocab_size, eos_token_ids(config, tokenizer))
 
 
 def _no_progress(stage: str, done: int, total: int) -> None:

@@ -13,6 +13,8 @@ import msgspec
 from octavo.config import EngineConfig
 from octavo.engine.options import parse_json_object
 from octavo.errors import ClientError, ConfigError, UnsupportedError
+from octavo.grammar.check import GrammarChecker
+from octavo.grammar.vocabulary import make_tokens
 from octavo.limits import INT64_MAX, INT64_MIN
 from octavo.messages import BACKGROUND_PRIORITY, EngineRequest
 from octavo.sampling_params import SamplingParams, check_whole
@@ -76,6 +78,7 @@ class InputProcessor:
 
     Attributes:
         eos_token_ids: tokens that end a text.
+        grammars: checks what answers must match; those it knows already take no time in `process`.
     """
 
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer, max_request_tokens: int) -> None:
@@ -87,9 +90,8 @@ class InputProcessor:
         self._engine_seed = config.model.seed
         self._unscaled_length = unscaled_length(config.spec.hf_config)
         self._by_priority = config.scheduler.scheduling_policy == "priority"
-        self.eos_token_ids = list(config.spec.eos_token_ids)
-        if not self.eos_token_ids and tokenizer.eos_token_id is not None:
-            self.eos_token_ids = [tokenizer.eos_token_id]
+        self.eos_token_ids = eos_token_ids(config, tokenizer)
+        self.grammars = GrammarChecker(lambda: make_tokens(tokenizer, self._vocab_size, self.eos_token_ids))
         self._num_submissions = 0
 
     def process(
@@ -114,6 +116,7 @@ class InputProcessor:
         max_tokens = self._fit_max_tokens(len(token_ids), params)
         bad_words = self._bad_words_token_ids(params)
         self._check_choice_left(params, bad_words)
+        grammar = self._grammar(params)
         seed = params.seed
         if seed is None:
             seed = derive_seed(self._engine_seed, self._num_submissions)
@@ -129,7 +132,9 @@ class InputProcessor:
                     seed=seed,
                     max_tokens=max_tokens,
                     prompt_logprobs=params.prompt_logprobs if index == 0 else None,
+                    structured_outputs=None,
                 ),
+                grammar=grammar,
                 eos_token_ids=self.eos_token_ids,
                 bad_words_token_ids=bad_words,
                 seed=seed,
@@ -268,6 +273,15 @@ class InputProcessor:
             banned += [ids for index, ids in enumerate(forms) if ids and ids not in forms[:index]]
         return banned
 
+    def _grammar(self, params: SamplingParams) -> str | None:
+        if params.structured_outputs is None:
+            return None
+        if not self.eos_token_ids:
+            raise ClientError(
+                "structured output needs an end-of-sequence token, and the model has none", param="structured_outputs"
+            )
+        return self.grammars.check(params.structured_outputs)
+
     def _check_choice_left(self, params: SamplingParams, bad_words: list[list[int]]) -> None:
         """Refuse a request whose allowed tokens are all forbidden: nothing could ever be sampled."""
         if params.allowed_token_ids is None:
@@ -280,6 +294,13 @@ class InputProcessor:
                 "every id of allowed_token_ids is forbidden by bad_words or min_tokens; allow another",
                 param="allowed_token_ids",
             )
+
+
+def eos_token_ids(config: EngineConfig, tokenizer: Tokenizer) -> list[int]:
+    """Tokens that end a text: the model's, or if it names none the tokenizer's."""
+    if config.spec.eos_token_ids or tokenizer.eos_token_id is None:
+        return list(config.spec.eos_token_ids)
+    return [tokenizer.eos_token_id]
 
 
 def derive_seed(engine_seed: int, submission_index: int) -> int:

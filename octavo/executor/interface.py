@@ -4,7 +4,7 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from octavo.config import EngineConfig, KVGroupSpec
-from octavo.messages import ModelRunnerOutput, Progress, SchedulerOutput
+from octavo.messages import ModelRunnerOutput, Progress, SchedulerOutput, TokenMasks
 
 
 class Executor(Protocol):
@@ -40,8 +40,8 @@ class Executor(Protocol):
         """Start a plan's forward pass."""
         ...
 
-    def sample(self, plan: SchedulerOutput) -> "Future[ModelRunnerOutput]":
-        """Finish the plan that was executed last."""
+    def sample(self, plan: SchedulerOutput, masks: TokenMasks | None = None) -> "Future[ModelRunnerOutput]":
+        """Finish the plan that was executed last; `masks` bind the rows they name."""
         ...
 
     def close(self) -> None:

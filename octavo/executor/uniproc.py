@@ -3,7 +3,7 @@
 from concurrent.futures import Future
 
 from octavo.config import EngineConfig, KVGroupSpec
-from octavo.messages import ModelRunnerOutput, Progress, SchedulerOutput
+from octavo.messages import ModelRunnerOutput, Progress, SchedulerOutput, TokenMasks
 from octavo.worker.worker import Worker
 
 
@@ -28,9 +28,9 @@ class UniprocExecutor:
     def execute(self, plan: SchedulerOutput) -> None:
         self._worker.execute(plan)
 
-    def sample(self, plan: SchedulerOutput) -> "Future[ModelRunnerOutput]":
+    def sample(self, plan: SchedulerOutput, masks: TokenMasks | None = None) -> "Future[ModelRunnerOutput]":
         done: Future[ModelRunnerOutput] = Future()
-        done.set_result(self._worker.sample(plan))
+        done.set_result(self._worker.sample(plan, masks))
         return done
 
     def close(self) -> None:

@@ -11,14 +11,12 @@ import msgspec
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
+from octavo import limits
 from octavo.errors import ClientError
 from octavo.grammar.json_schema import check_repeats, checked_schema, load_json
 from octavo.grammar.structural_tag import tags_to_lark
 from octavo.grammar.thinking import GrammarList
 from octavo.sampling_params import StructuredOutputsParams
-
-MAX_GRAMMAR_BYTES = 256 * 1024
-"""Most bytes of a grammar in llguidance's form."""
 
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 _GBNF_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
@@ -37,12 +35,7 @@ def build_grammar(params: StructuredOutputsParams) -> str:
     except ClientError as err:
         err.param = err.param or f"structured_outputs.{kind}"
         raise
-    num_bytes = len(grammar.encode("utf-8", "surrogatepass"))
-    if num_bytes > MAX_GRAMMAR_BYTES:
-        raise ClientError(
-            f"{kind} makes a grammar of {num_bytes} bytes but the limit is {MAX_GRAMMAR_BYTES}; simplify it",
-            param=f"structured_outputs.{kind}",
-        )
+    limits.GRAMMAR_BYTES.check(f"structured_outputs.{kind}", len(grammar.encode("utf-8", "surrogatepass")))
     return grammar
 
 

@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 
 from llguidance import LLMatcher
 
+from octavo import limits
 from octavo.errors import ClientError
 from octavo.sampling_params import StructuredOutputsParams
-
-MAX_SCHEMA_DEPTH = 64
 
 BLANKS = r"[\x20\t]|\r?\n[\x20\t]{0,12}"
 """Between two parts of JSON: one blank, or a new line with its indentation. A model that is drawn to blanks comes to
@@ -63,7 +62,7 @@ def checked_schema(schema: Any, params: StructuredOutputsParams | None = None) -
     """
     if not isinstance(schema, dict):
         raise ClientError(f"the schema must be an object, got {json.dumps(schema)[:80]}")
-    check_depth(schema, 2 * MAX_SCHEMA_DEPTH)  # a schema in a property is two levels of JSON
+    check_depth(schema)
     for part in parts_of(schema):
         _check_part(part)
     if params is not None and params.disable_additional_properties:
@@ -73,10 +72,10 @@ def checked_schema(schema: Any, params: StructuredOutputsParams | None = None) -
     return {**schema, _OPTIONS: options}
 
 
-def check_depth(value: Any, limit: int) -> None:
-    """Raise ClientError if lists and objects are nested deeper than `limit`."""
+def check_depth(value: Any) -> None:
+    """Raise ClientError if lists and objects are nested twice as deeply as schemas may be."""
     level = [value]
-    for _ in range(limit + 1):
+    for _ in range(2 * limits.SCHEMA_LEVELS.value + 1):
         level = [
             inner
             for outer in level
@@ -85,13 +84,13 @@ def check_depth(value: Any, limit: int) -> None:
         ]
         if not level:
             return
-    raise ClientError(f"the schema is nested more than {MAX_SCHEMA_DEPTH} levels deep; use $ref and $defs")
+    raise _too_deep()
 
 
 def parts_of(schema: dict[str, Any], pointer: str = "", depth: int = 1) -> Iterator[Part]:
     """The schema and all schemas inside it, innermost first."""
-    if depth > MAX_SCHEMA_DEPTH:
-        raise ClientError(f"the schema is nested more than {MAX_SCHEMA_DEPTH} levels deep; use $ref and $defs")
+    if depth > limits.SCHEMA_LEVELS.value:
+        raise _too_deep()
     for keyword, value in schema.items():
         inner: dict[str, Any] = {}
         if keyword in _SCHEMA_MAPS and isinstance(value, dict):
@@ -135,6 +134,10 @@ def check_repeats(name: str, pattern: str) -> None:
             repeats = True
             continue
         repeats = False
+
+
+def _too_deep() -> ClientError:
+    return ClientError(f"the schema is nested more than {limits.SCHEMA_LEVELS.value} levels deep; use $ref and $defs")
 
 
 def _check_part(part: Part) -> None:

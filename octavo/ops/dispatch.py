@@ -24,6 +24,7 @@ IMPLS: Registry[Callable[..., object]] = Registry(
         "cpu/gelu_tanh_mul": "octavo.kernels.cpu.rowwise:gelu_tanh_mul",
         "cpu/linear": "octavo.kernels.cpu.linear:linear",
         "cpu/logits": "octavo.kernels.cpu.linear:logits",
+        "cpu/mask_logits": "octavo.kernels.cpu.sample:mask_logits",
         "cpu/paged_attention": "octavo.kernels.cpu.attention:paged_attention",
         "cpu/rank_tokens": "octavo.kernels.cpu.sample:rank_tokens",
         "cpu/rms_norm": "octavo.kernels.cpu.rowwise:rms_norm",

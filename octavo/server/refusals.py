@@ -1,21 +1,10 @@
 """Fields that ask for what this version does not do, or that contradict each other. Nothing is dropped silently."""
 
-from typing import Any
-
 from octavo import limits
 from octavo.errors import ClientError, UnsupportedError
 from octavo.server.requests import ChatRequest, EngineBody, GenerationRequest
 
-STRUCTURED = "structured output is not supported by this version; leave it out and validate the text yourself"
-
 REFUSED: dict[str, str] = {
-    "structured_outputs": STRUCTURED,
-    "guided_json": STRUCTURED,
-    "guided_regex": STRUCTURED,
-    "guided_choice": STRUCTURED,
-    "guided_grammar": STRUCTURED,
-    "guided_decoding_backend": STRUCTURED,
-    "guided_whitespace_pattern": STRUCTURED,
     "suffix": "fill-in-the-middle is not supported by this version; put the model's own markers into the prompt",
     "prompt_embeds": "prompt embeddings are not supported by this version; send text or token ids",
     "use_beam_search": "beam search is not served over HTTP; call LLM.beam_search, or send n and temperature",
@@ -43,7 +32,7 @@ TEMPLATE_ARGUMENTS = ("chat_template", "tokenize", "return_dict", "return_tensor
 """Names that `chat_template_kwargs` must not carry past the checks above."""
 
 
-CHECKED = ("best_of", "modalities", "response_format")
+CHECKED = ("best_of", "modalities")
 """Further fields that no model declares and that are looked at here."""
 
 
@@ -59,7 +48,6 @@ def check_supported(body: GenerationRequest) -> None:
         raise UnsupportedError("best_of is not supported; send n and choose among the answers", param="best_of")
     if extra.get("modalities") not in (None, [], ["text"]):
         raise UnsupportedError("modalities: only text is supported", param="modalities")
-    _check_response_format(extra.get("response_format"))
     if body.prompt_logprobs is not None and body.stream:
         raise ClientError("prompt_logprobs cannot be streamed; send stream: false", param="prompt_logprobs")
 
@@ -96,18 +84,3 @@ def check_template(template: str | None, trusted: bool) -> None:
             param="chat_template",
         )
     limits.TEMPLATE_CHARACTERS.check("chat_template", len(template))
-
-
-def _check_response_format(wanted: Any) -> None:
-    if wanted is None:
-        return
-    kind = wanted.get("type") if isinstance(wanted, dict) else None
-    if kind not in ("text", "json_object", "json_schema", "structural_tag"):
-        raise ClientError(
-            f"response_format has the type {str(kind)[:80]!r}; known: text, json_object, json_schema, structural_tag",
-            param="response_format",
-        )
-    if kind == "json_schema" and not isinstance(wanted.get("json_schema"), dict):
-        raise ClientError("response_format of type json_schema needs json_schema", param="response_format")
-    if kind != "text":
-        raise UnsupportedError(f"response_format: {STRUCTURED}", param="response_format")

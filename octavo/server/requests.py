@@ -78,6 +78,13 @@ class GenerationRequest(EngineBody):
     spaces_between_special_tokens: bool | None = None
     logit_bias: dict[str, Float] | None = None
     allowed_token_ids: list[Int] | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
     truncate_prompt_tokens: Int | None = Field(None, ge=-1)
     truncation_side: Literal["left", "right"] = "left"
     echo: bool | None = False

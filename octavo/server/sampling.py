@@ -6,6 +6,7 @@ from typing import Any
 from octavo import limits
 from octavo.sampling_params import SamplingParams
 from octavo.server.requests import ChatRequest, CompletionRequest, GenerationRequest
+from octavo.server.structured import structured_params
 
 DEFAULT_COMPLETION_TOKENS = 16
 
@@ -69,6 +70,7 @@ def _same_name(body: GenerationRequest, defaults: Mapping[str, Any]) -> dict[str
     check_sizes(body)
     asked = {name: getattr(body, name) for name in SAME_NAME}
     values = {name: value if value is not None else defaults.get(name) for name, value in asked.items()}
+    values["structured_outputs"] = structured_params(body)
     return {name: value for name, value in values.items() if value is not None}
 
 

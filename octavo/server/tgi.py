@@ -10,12 +10,11 @@ from msgspec import UNSET, UnsetType
 from pydantic import Field
 from starlette.responses import Response
 
-from octavo.errors import ClientError, UnsupportedError
+from octavo.errors import ClientError
 from octavo.outputs import CompletionOutput, TokenLogprobs
-from octavo.sampling_params import SamplingParams
+from octavo.sampling_params import SamplingParams, StructuredOutputsParams
 from octavo.server.errors import Failure
 from octavo.server.logprobs import most_likely
-from octavo.server.refusals import STRUCTURED
 from octavo.server.requests import Body, Float, Int
 from octavo.tokenizer.tokenizer import TextDecoder, Tokenizer
 
@@ -95,7 +94,18 @@ def sampling_params(asked: GenerateParameters, *, stream: bool, room: int) -> Sa
         max_tokens=limit if limit is not None else max(1, min(DEFAULT_NEW_TOKENS, room)),
         logprobs=asked.top_n_tokens or 0 if asked.details or stream or (asked.best_of or 1) > 1 else None,
         prompt_logprobs=0 if asked.decoder_input_details and asked.details else None,
+        structured_outputs=None if asked.grammar is None else _structured(asked.grammar),
     )
+
+
+def _structured(grammar: Grammar) -> StructuredOutputsParams:
+    """What the answer must match; a schema may come with a name around it."""
+    value = grammar.value
+    if grammar.type == "regex":
+        return StructuredOutputsParams(regex=value)
+    if grammar.type == "json_schema" and isinstance(value, dict) and "schema" in value:
+        value = value["schema"]
+    return StructuredOutputsParams(json=value)
 
 
 def _check(asked: GenerateParameters, stream: bool) -> None:
@@ -111,8 +121,6 @@ def _check(asked: GenerateParameters, stream: bool) -> None:
     if (asked.typical_p or 1.0) < 1.0:
         raise ClientError("typical_p is not supported; use top_p or min_p of /v1/completions",
                           param="parameters.typical_p")  # fmt: skip
-    if asked.grammar is not None:
-        raise UnsupportedError(f"grammar: {STRUCTURED}", param="parameters.grammar")
     if asked.adapter_id is not None:
         raise ClientError("adapters are not supported by this version", param="parameters.adapter_id")
 

@@ -18,6 +18,7 @@ WITHOUT_EFFECT = {
     "safety_identifier": "names the end user, which changes no answer",
     "metadata": "labels of the client's own",
     "prompt_cache_key": "prompts are always looked up in the prefix cache",
+    "guided_decoding_backend": "there is one",
     "session_id": "there is one engine to go to",
     "stream_options.include_obfuscation": "chunks are not padded",
 }

@@ -14,7 +14,7 @@ from octavo.attention.batch import ForwardBatch
 from octavo.config import EngineConfig, KVGroupSpec
 from octavo.errors import EngineDeadError, EngineError
 from octavo.logging import get_logger
-from octavo.messages import ModelRunnerOutput, PositionLogprobs, PromptLogprobs, SchedulerOutput
+from octavo.messages import ModelRunnerOutput, PositionLogprobs, PromptLogprobs, SchedulerOutput, TokenMasks
 from octavo.models.base import CausalLM
 from octavo.ops.rank_tokens import rank_tokens
 from octavo.worker.forward import Forward, planned_forward
@@ -22,7 +22,7 @@ from octavo.worker.input_batch import InputBatch
 from octavo.worker.kv_pages import KVPages
 from octavo.worker.logprobs import to_messages
 from octavo.worker.rows import Rows
-from octavo.worker.sampler import NOT_FINITE_MESSAGE, Sampled, Sampler
+from octavo.worker.sampler import NOT_FINITE_MESSAGE, RowMasks, Sampled, Sampler
 from octavo.worker.sampling_state import Uses
 
 logger = get_logger(__name__)
@@ -96,19 +96,22 @@ class ModelRunner:
             self._fault = err
 
     @torch.inference_mode()
-    def sample(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+    def sample(self, plan: SchedulerOutput, masks: TokenMasks | None = None) -> ModelRunnerOutput:
         """Finish `plan`: sample the rows that have reached their last known token, and append what they sampled."""
         output = ModelRunnerOutput(step=plan.step, errors=self._errors)
+        bound = None if masks is None else RowMasks.of(masks, self.device)
         if self._fault is not None:
-            self._finish_apart(plan, output, self._fault)
+            self._finish_apart(plan, bound, output, self._fault)
         elif self._hidden is not None:
-            self._finish(plan, output)
+            self._finish(plan, bound, output)
         return output
 
     def _compute(self, plan: SchedulerOutput) -> Tensor:
         return self._forward(self._batch.gather(plan, self.rows, self.pages.pools))
 
-    def _finish_apart(self, plan: SchedulerOutput, output: ModelRunnerOutput, fault: Exception) -> None:
+    def _finish_apart(
+        self, plan: SchedulerOutput, masks: RowMasks | None, output: ModelRunnerOutput, fault: Exception
+    ) -> None:
         """Compute and sample row by row, to the same bits; raise `fault` if not one row can be."""
         logger.error("a step of %d rows failed; each is computed alone", len(plan.rows), exc_info=fault)
         for i, row in enumerate(plan.rows):
@@ -121,7 +124,7 @@ class ModelRunner:
             )
             try:
                 self._hidden = self._compute(alone)
-                self._finish(alone, output)
+                self._finish(alone, masks, output)
             except EngineDeadError:
                 raise
             except Exception as err:
@@ -129,14 +132,14 @@ class ModelRunner:
         if all(row in output.errors for row in plan.rows):
             raise fault
 
-    def _finish(self, plan: SchedulerOutput, output: ModelRunnerOutput) -> None:
+    def _finish(self, plan: SchedulerOutput, masks: RowMasks | None, output: ModelRunnerOutput) -> None:
         rows, ends = self._batch.rows, self._batch.ends
         self._score_prompts(plan, rows, ends, output)
         sampling = np.flatnonzero(plan.samples)
         part_size = len(self._scores)
         for start in range(0, len(sampling), part_size):
             part = sampling[start : start + part_size]
-            self._sample(rows[part], ends[part] - 1, output)
+            self._sample(rows[part], ends[part] - 1, masks, output)
 
     def _update_rows(self, plan: SchedulerOutput) -> None:
         self.rows.update(plan)
@@ -149,16 +152,18 @@ class ModelRunner:
                 self.sampler.free(new.row)
                 self._errors[new.row] = _told(err)
 
-    def _sample(self, rows: NDArray[np.int64], tokens: NDArray[np.int64], output: ModelRunnerOutput) -> None:
+    def _sample(
+        self, rows: NDArray[np.int64], tokens: NDArray[np.int64], masks: RowMasks | None, output: ModelRunnerOutput
+    ) -> None:
         """Sample `rows`, whose last tokens are at `tokens` of the batch."""
         try:
-            sampled = self.sampler.sample(self._logits(tokens), rows)
+            sampled = self.sampler.sample(self._logits(tokens), rows, masks)
         except EngineDeadError:
             raise
         except Exception as err:
             if len(rows) > 1:  # one of them is at fault; a row has the same bits alone
                 for row, token in zip(rows, tokens, strict=True):
-                    self._sample(np.array([row]), np.array([token]), output)
+                    self._sample(np.array([row]), np.array([token]), masks, output)
                 return
             sampled = Sampled(np.array([-1]), {}, {0: _told(err)})
         good = sampled.token_ids >= 0

@@ -1,12 +1,12 @@
 """From raw logits to token ids: exclusions, bias, penalties, then the op `sample`. Order and meaning are vLLM's:
 
 1. the raw logits are kept for log probabilities, if asked for;
-2. exclusions: allowed_token_ids, bad_words, min_tokens;
+2. exclusions: the grammar's mask, allowed_token_ids, bad_words, min_tokens;
 3. logit_bias;
 4. penalties: repetition (prompt and answer), frequency and presence (answer);
 5. temperature, min_p, top_k, top_p, and the choice itself.
 
-Steps 2 to 4 touch single logits, of rows that ask for it. Knows rows; no model, no pages.
+Steps 2 to 4 touch single logits, or a mask's, of rows that ask for it. Knows rows; no model, no pages.
 """
 
 import math
@@ -18,7 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from octavo.messages import NewRow, PositionLogprobs
+from octavo.messages import NewRow, PositionLogprobs, TokenMasks
+from octavo.ops.mask_logits import mask_logits
 from octavo.ops.rank_tokens import rank_tokens
 from octavo.ops.sample import NO_TOKEN_LEFT, sample
 from octavo.worker.logprobs import LogprobsMode, to_messages
@@ -43,6 +44,30 @@ class Sampled:
     token_ids: Ints
     logprobs: dict[int, PositionLogprobs]
     errors: dict[int, str]
+
+
+class RowMasks(NamedTuple):
+    """Which tokens some rows may take.
+
+    Attributes:
+        rows: [C]
+        bits: [C, ceil(V / 32)] int32, as `mask_logits` takes them.
+        complete: rows whose text can only end; min_tokens does not hold them back.
+    """
+
+    rows: Ints
+    bits: Tensor
+    complete: frozenset[int]
+
+    @classmethod
+    def of(cls, masks: TokenMasks, device: torch.device) -> "RowMasks":
+        """Read what came with a step, without copying it on a CPU."""
+        count = len(masks.rows)
+        bits = torch.empty((0, masks.words), dtype=torch.int32)
+        if count:
+            bits = torch.frombuffer(masks.bits, dtype=torch.int32, count=count * masks.words).view(count, masks.words)
+        complete = frozenset(row for row, done in zip(masks.rows, masks.complete, strict=True) if done)
+        return cls(np.array(masks.rows, np.int64), bits.to(device, non_blocking=True), complete)
 
 
 class Elements(NamedTuple):
@@ -73,23 +98,25 @@ class Sampler:
         """Forget a row."""
         self.state.free(row)
 
-    def sample(self, logits: Tensor, rows: Ints) -> Sampled:
+    def sample(self, logits: Tensor, rows: Ints, masks: RowMasks | None = None) -> Sampled:
         """Choose the next token of each row and count it; appending it is the caller's. Counts change last: what raises
         has changed nothing, and may be tried again with fewer rows.
 
         Args:
             logits: [S, V] float32, **overwritten**.
             rows: [S]
+            masks: of some of them; may name others too.
         """
         uses = self.state.any_use(rows)
         params = self.state.gather(rows, self.rows.num_tokens[rows])
         asked = self.state.using(rows, Uses.LOGPROBS)
         asked_index = self._on_device(asked)
         processed = torch.empty_like(logits) if len(asked) and self.mode.processed else None
-        apart = len(asked) > 0 and (len(asked) < len(rows) or uses & Uses.EDITS)
+        edits = masks is not None or uses & Uses.EDITS
+        apart = len(asked) > 0 and (len(asked) < len(rows) or edits)
         reported = logits[asked_index] if apart else logits
-        if uses & Uses.EDITS:
-            self._edit(logits, rows)
+        if edits:
+            self._edit(logits, rows, masks)
         chosen = sample(logits, params, processed=processed)
         token_ids: Ints = chosen.cpu().numpy()  # the one place where a step waits for the device
         errors = {int(i): self._error(int(rows[i]), int(token_ids[i])) for i in np.flatnonzero(token_ids < 0)}
@@ -111,15 +138,21 @@ class Sampler:
         position = int(self.rows.num_tokens[row])
         if outcome == NO_TOKEN_LEFT:
             return (
-                f"no token is left to sample at position {position}: allowed_token_ids, bad_words, min_tokens and "
-                f"logit_bias together exclude all {self.state.vocab_size}; loosen one of them"
+                f"no token is left to sample at position {position}: structured_outputs, allowed_token_ids, bad_words, "
+                f"min_tokens and logit_bias together exclude all {self.state.vocab_size}; loosen one of them"
             )
         return (
             f"the model's logits at position {position} are not finite (NaN or infinity); check the weights and dtype"
         )
 
-    def _edit(self, logits: Tensor, rows: Ints) -> None:
+    def _edit(self, logits: Tensor, rows: Ints, masks: RowMasks | None) -> None:
         state = self.state
+        complete: frozenset[int] = frozenset()
+        if masks is not None:
+            complete = masks.complete
+            bound = np.flatnonzero(np.isin(rows, masks.rows))
+            bits = masks.bits if len(bound) == len(masks.rows) else masks.bits[np.isin(masks.rows, rows)]
+            mask_logits(logits, self._on_device(bound), bits)
 
         def edits_of(index: Ints) -> list[Edits]:
             return [state.edits[row] for row in rows[index].tolist()]
@@ -132,7 +165,7 @@ class Sampler:
             logits[kept] = values
         banning = state.using(rows, Uses.BANS)
         if len(banning):
-            banned = [self._banned(row, state.edits[row]) for row in rows[banning].tolist()]
+            banned = [self._banned(row, state.edits[row], row in complete) for row in rows[banning].tolist()]
             logits[self._elements(banning, banned)] = -math.inf
         biased = state.using(rows, Uses.BIAS)
         if len(biased):
@@ -142,8 +175,10 @@ class Sampler:
         if len(penalized):
             self._penalize(logits, penalized, rows[penalized])
 
-    def _banned(self, row: int, edits: Edits) -> Ints:
-        """Ids that must not come next: the last token of a bad word whose others stand at the end, prompt included."""
+    def _banned(self, row: int, edits: Edits, complete: bool) -> Ints:
+        """Ids that must not come next: the last token of a bad word whose others stand at the end, prompt included; and
+        end tokens that would be too early, unless the text is complete.
+        """
         length = int(self.rows.num_tokens[row])
         history = self.rows.token_ids[row, :length]
         last = [
@@ -152,7 +187,7 @@ class Sampler:
             if len(word.before) <= length and np.array_equal(history[length - len(word.before) :], word.before)
         ]
         banned = np.array(last, np.int64)
-        return np.concatenate((banned, edits.end_ids)) if length < edits.min_length else banned
+        return np.concatenate((banned, edits.end_ids)) if length < edits.min_length and not complete else banned
 
     def _penalize(self, logits: Tensor, index: Ints, rows: Ints) -> None:
         """Penalties change the logits of tokens in the history alone, all occurrences of one to the same value."""

@@ -9,7 +9,7 @@ from octavo.errors import ConfigError
 from octavo.kernels.cpu import native
 from octavo.loader.weights import StoredWeight, stored_weights
 from octavo.logging import get_logger
-from octavo.messages import LOADING_WEIGHTS, ModelRunnerOutput, Progress, SchedulerOutput
+from octavo.messages import LOADING_WEIGHTS, ModelRunnerOutput, Progress, SchedulerOutput, TokenMasks
 from octavo.models.build import build_model, check_weights, read_weights
 from octavo.ops.dispatch import use_providers
 from octavo.platforms.registry import select_platform
@@ -92,10 +92,10 @@ class Worker:
         assert self._runner is not None
         self._runner.execute(plan)
 
-    def sample(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        """Finish the plan that was executed last."""
+    def sample(self, plan: SchedulerOutput, masks: TokenMasks | None = None) -> ModelRunnerOutput:
+        """Finish the plan that was executed last; `masks` bind the rows they name."""
         assert self._runner is not None
-        return self._runner.sample(plan)
+        return self._runner.sample(plan, masks)
 
     def close(self) -> None:
         """Release weights and pages. May be called twice."""

@@ -28,7 +28,7 @@ from octavo.config import (
 from octavo.engine.core import EngineCore
 from octavo.errors import ModelError
 from octavo.executor.registry import EXECUTORS
-from octavo.messages import EngineOutput, ModelRunnerOutput, Progress, SchedulerOutput
+from octavo.messages import EngineOutput, ModelRunnerOutput, Progress, SchedulerOutput, TokenMasks
 from octavo.registry import PLUGIN_GROUP
 from octavo.tokenizer.spelling import byte_alphabet
 from tests.core.worlds import FULL, PagedWorker
@@ -146,7 +146,7 @@ class FakeExecutor:
             self.worker._prepare_pages(plan)
             raise fault
 
-    def sample(self, plan: SchedulerOutput) -> "Future[ModelRunnerOutput]":
+    def sample(self, plan: SchedulerOutput, masks: TokenMasks | None = None) -> "Future[ModelRunnerOutput]":
         future: Future[ModelRunnerOutput] = Future()
         output = self.worker.run(plan)
         message = self.row_errors.popleft() if self.row_errors else None

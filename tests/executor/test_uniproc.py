@@ -6,7 +6,7 @@ from octavo.errors import ConfigError
 from octavo.executor import uniproc
 from octavo.executor.registry import EXECUTORS
 from octavo.executor.uniproc import UniprocExecutor
-from octavo.messages import ModelRunnerOutput, SchedulerOutput
+from octavo.messages import ModelRunnerOutput, SchedulerOutput, TokenMasks
 from tests.worker.worlds import make_config
 
 
@@ -21,7 +21,7 @@ class FakeWorker:
         if plan.step == 13:
             raise RuntimeError("kernel failed")
 
-    def sample(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+    def sample(self, plan: SchedulerOutput, masks: TokenMasks | None = None) -> ModelRunnerOutput:
         self.calls.append(f"sample {plan.step}")
         return ModelRunnerOutput(step=plan.step)
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from octavo import limits
 from octavo.errors import ClientError
-from octavo.grammar.build import MAX_GRAMMAR_BYTES, build_grammar, json_rule, lark_grammar
-from octavo.grammar.json_schema import MAX_SCHEMA_DEPTH
+from octavo.grammar.build import build_grammar, json_rule, lark_grammar
 from octavo.grammar.thinking import after_thinking
 from octavo.sampling_params import SamplingParams, StructuredOutputsParams
 
@@ -45,8 +45,8 @@ def grammar(**kind: Any) -> str:
         ({"grammar": 'root ::= "\\u00e9" item{2,3} # two or three\nitem ::= [\\u00e0-\\u00ef] | "-"'}, "éè-", "éè"),
         ({"grammar": 'start: "x" %json {"type": "object"} // %json here'}, "x{}", "x[]"),
         (
-            {"structural_tag": {"structures": [{"begin": "<f=a>", "schema": CLOSED, "end": "</f>"}], "triggers": ["<"]}},
-            'see <f=a>{"a": 1}</f> and so on',
+            {"structural_tag": {"structures": [{"begin": "<f=a>", "schema": CLOSED, "end": "<"}], "triggers": ["<"]}},
+            'see <f=a>{"a": 1}< and so on',
             "see <f=b>",
         ),
     ],
@@ -90,7 +90,7 @@ def test_json_may_be_indented_but_not_padded(make: Any):
         ({"regex": "a", "choice": ["b"]}, "regex and choice"),
         ({}, "it has none"),
         ({"json_object": False}, "it has none"),
-        ({"choice": ["x" * MAX_GRAMMAR_BYTES]}, "the limit is"),
+        ({"choice": ["x" * limits.GRAMMAR_BYTES.value]}, "the limit is"),
     ],
 )
 def test_what_cannot_be_enforced_is_refused_with_its_place(kind: dict[str, Any], words: str):
@@ -100,7 +100,7 @@ def test_what_cannot_be_enforced_is_refused_with_its_place(kind: dict[str, Any],
 
 
 @pytest.mark.parametrize("wrap", [lambda s: {"type": "array", "items": s}, lambda s: {"properties": {"a": s}}])
-@pytest.mark.parametrize("depth", [MAX_SCHEMA_DEPTH, 5000])
+@pytest.mark.parametrize("depth", [64, 5000])
 def test_a_schema_nested_too_deeply_is_refused(wrap: Any, depth: int):
     schema: dict[str, Any] = {}
     for _ in range(depth):

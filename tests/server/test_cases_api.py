@@ -111,11 +111,6 @@ def test_api_01_an_unknown_field_is_ignored(script: World) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("guided_json", {"type": "object"}),
-        ("guided_regex", "a+"),
-        ("structured_outputs", {"json": {}}),
-        ("response_format", {"type": "json_object"}),
-        ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}),
         ("use_beam_search", True),
         ("suffix", "end"),
         ("prompt_embeds", "AAAA"),

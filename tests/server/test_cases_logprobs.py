@@ -42,10 +42,18 @@ def chat_content(world: World, stream: bool, **body: Any) -> tuple[str, list[Any
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("temperature", [0.01, 1.0])
-def test_lpb_02_masked_tokens_never_put_infinities_into_json(varied: World, temperature: float, stream: bool) -> None:
-    # The part of the case about a regex or choice constraint needs structured output.
-    allowed = [byte_id("a"), byte_id("b")]
-    options: dict[str, Any] = {"allowed_token_ids": allowed, "temperature": temperature, "max_tokens": 4, "seed": 3}
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"allowed_token_ids": [byte_id("a"), byte_id("b")]},
+        {"structured_outputs": {"regex": "[ab]{9}"}},
+        {"structured_outputs": {"choice": ["abaab"]}},
+    ],
+)
+def test_lpb_02_masked_tokens_never_put_infinities_into_json(
+    varied: World, rule: dict[str, Any], temperature: float, stream: bool
+) -> None:
+    options: dict[str, Any] = {**rule, "temperature": temperature, "max_tokens": 4, "seed": 3}
     text, entries = chat_content(varied, stream, top_logprobs=5, **options)
     assert len(entries) == 4 and set(text) <= {"a", "b"}
     for entry in entries:

@@ -1,5 +1,6 @@
 """Fault cases of the class "sampling", over HTTP. SMP-01 is about the engine and tested there."""
 
+import json
 import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -148,7 +149,6 @@ def test_smp_05_a_control_character_is_a_bad_word_like_any_other(varied: World) 
 
 
 def test_smp_07_requests_with_different_rules_do_not_mix(varied: World) -> None:
-    # The JSON-schema rows of the case need structured output.
     rng = random.Random(7)
     only = byte_id("!")
     plain = {"max_tokens": 12, "ignore_eos": True}
@@ -164,11 +164,15 @@ def test_smp_07_requests_with_different_rules_do_not_mix(varied: World) -> None:
         elif kind == 2:
             answer = varied.complete("q" * length, logit_bias={str(only): 100}, max_tokens=length, ignore_eos=True)
             assert texts(answer) == ["!" * length]
+        elif kind == 3:
+            schema = {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 2}
+            answer = varied.complete("s" * length, structured_outputs={"json": schema}, temperature=1.0, max_tokens=300)
+            assert all(isinstance(item, int) for item in json.loads(texts(answer)[0]))
         else:
             varied.complete("r", frequency_penalty=1.5, repetition_penalty=1.3, temperature=1.0, max_tokens=length)
 
     with ThreadPoolExecutor(16) as pool:
-        list(pool.map(ask, [i % 4 for i in range(60)]))
+        list(pool.map(ask, [i % 5 for i in range(60)]))
 
 
 def test_smp_07_a_request_that_allows_only_what_it_forbids_is_refused(varied: World) -> None:

@@ -140,6 +140,7 @@ def rank_tokens(
     normalized: bool,
     /,
 ) -> None: ...
+def mask_logits(logits: int, stride: int, rows: int, vocab: int, index: int, bits: int, /) -> None: ...
 
 class Matrix:
     """A weight matrix [rows, columns] in memory of its own, in panels; zero until written."""

@@ -1,5 +1,5 @@
-"""Sampling and ranking of tokens on the native kernels. What those do not cover (another device, an unusual stride)
-runs the torch reference, which gives the same bits.
+"""Masking, sampling and ranking of tokens on the native kernels. What those do not cover (another device, an unusual
+stride) runs the torch reference, which gives the same bits.
 """
 
 from typing import Any
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.cpu import native
+from octavo.ops import mask_logits as mask_logits_op
 from octavo.ops import rank_tokens as rank_tokens_op
 from octavo.ops import sample as sample_op
 from octavo.ops.random import DrawKeys
@@ -44,6 +45,16 @@ def rank_tokens(logits: Tensor, token_ids: Tensor, num_top: int, *, normalized: 
         *(logits.data_ptr(), logits.stride(0), *logits.shape, token_ids.data_ptr(), num_top, normalized),
     )
     return ranked
+
+
+def mask_logits(logits: Tensor, index: Tensor, bits: Tensor) -> None:
+    """See `octavo.ops.mask_logits`."""
+    if not _covers(logits) or not (index.is_contiguous() and bits.is_contiguous()):
+        return mask_logits_op.mask_logits.reference(logits, index, bits)
+    _native.mask_logits(
+        *(logits.data_ptr(), logits.stride(0), len(index), logits.shape[1], index.data_ptr(), bits.data_ptr())
+    )
+    return None
 
 
 def _covers(logits: Tensor) -> bool:

@@ -29,6 +29,7 @@ from octavo.server.responses import (
     Usage,
 )
 from octavo.server.serving import lifecycle_of
+from octavo.server.structured import naming_its_field
 from octavo.server.turns import Turn, TurnFinishReason, TurnPlan, TurnReader
 
 router = APIRouter()
@@ -38,7 +39,8 @@ router = APIRouter()
 async def chat_completions(request: Request, body: ChatRequest = json_body(ChatRequest)) -> Response:
     """Answer a conversation."""
     try:
-        return await _answer(request, body)
+        with naming_its_field(body):
+            return await _answer(request, body)
     except ClientError as err:
         if err.param == "prompt":  # what is below this route knows no messages
             err.param = "messages"

@@ -17,6 +17,7 @@ from octavo.server.requests import CompletionRequest
 from octavo.server.responses import Completion, CompletionChoice, CompletionLogprobs, Usage
 from octavo.server.sampling import check_num_choices, completion_params
 from octavo.server.serving import lifecycle_of
+from octavo.server.structured import naming_its_field
 from octavo.tokenizer.tokenizer import Tokenizer
 
 router = APIRouter()
@@ -42,7 +43,8 @@ async def completions(request: Request, body: CompletionRequest = json_body(Comp
     header = make_header(request, body, serving, "cmpl")
     work = make_work(request, lifecycle, header, body, prompts, params)
     form = CompletionForm(header, body, work, serving.prompts.tokenizer)
-    return await respond(request, lifecycle, serving, work, form, body)
+    with naming_its_field(body):
+        return await respond(request, lifecycle, serving, work, form, body)
 
 
 class CompletionForm:

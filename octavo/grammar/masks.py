@@ -1,0 +1,61 @@
+"""The masks of one step, written into one buffer. Knows rows by their numbers; no logits."""
+
+import ctypes
+
+from llguidance import LLExecutor
+
+from octavo.grammar.constraint import Constraint
+from octavo.messages import TokenMasks
+
+FEWEST_TO_SHARE = 4
+"""From this many masks on they are shared out over threads."""
+
+
+class MaskWriter:
+    """Reuses its buffer, which grows with the largest step.
+
+    Args:
+        vocab_size: of the model's logits.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self._words = -(-vocab_size // 32)
+        self._buffer = bytearray()
+        self._executor: LLExecutor | None = None
+
+    def write(self, constraints: dict[int, Constraint]) -> TokenMasks | None:
+        """The masks of the sampling rows that have a constraint; None if there are none."""
+        if not constraints:
+            return None
+        errors: dict[int, str] = {}
+        for row, constraint in constraints.items():
+            constraint.begin()
+            if constraint.error is not None:
+                errors[row] = constraint.error
+        rows = [row for row in constraints if row not in errors]
+        ready = [constraints[row] for row in rows]
+        if ready:
+            self._fill(ready)
+        for row, constraint in zip(rows, ready, strict=True):
+            if constraint.error is not None:
+                errors[row] = constraint.error
+        complete = [constraint.is_complete for constraint in ready]
+        return TokenMasks(rows=rows, bits=self._buffer, words=self._words, complete=complete, errors=errors)
+
+    def _fill(self, constraints: list[Constraint]) -> None:
+        size = 4 * self._words
+        if len(constraints) * size > len(self._buffer):
+            self._buffer = bytearray(len(constraints) * size)
+        view = memoryview(self._buffer)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self._buffer))
+        wanted = [(constraint.matcher, index) for index, constraint in enumerate(constraints)]
+        computed = [(matcher, index) for matcher, index in wanted if matcher is not None]
+        if len(computed) >= FEWEST_TO_SHARE:
+            if self._executor is None:
+                self._executor = LLExecutor()
+            self._executor.unsafe_compute_mask_ptr(computed, address, size, len(constraints))
+        else:
+            for matcher, index in computed:
+                matcher.unsafe_compute_mask_ptr(address + index * size, size)
+        for index, constraint in enumerate(constraints):
+            constraint.adjust(view[index * size : (index + 1) * size])
