@@ -38,6 +38,9 @@ class BracedCalls:
 
     def _object_rule(self, schema: Mapping[str, Any], writer: "GrammarWriter", depth: int) -> str:
         members = Tool("", schema)
+        if members.open:  # texts under any names
+            pair = writer.rule(rf"/[\w-]{{1,64}}/ {writer.text(':' + self.quote)} {writer.upto(self.quote)}")
+            return f"{writer.text('{')} ({pair} ({writer.text(',')} {pair})*)? {writer.text('}')}"
         pairs = {
             name: f"{writer.text(name + ':')} {self._value_rule(inner, writer, depth + 1)}"
             for name, inner in members.properties.items()
@@ -45,7 +48,7 @@ class BracedCalls:
         return f"{writer.text('{')} {sequence(writer, pairs, members.required, writer.text(','))} {writer.text('}')}"
 
     def _value_rule(self, schema: Mapping[str, Any], writer: "GrammarWriter", depth: int) -> str:
-        """A value. Objects and lists that say nothing of what is in them are empty: the notation has no free form."""
+        """A value."""
         types = types_of(schema)
         values = schema.get("enum")
         if depth > MAX_DEPTH:

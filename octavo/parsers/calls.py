@@ -33,6 +33,16 @@ class Tool(NamedTuple):
         return {name: schema if isinstance(schema, Mapping) else {} for name, schema in inner.items()}
 
     @property
+    def schema(self) -> dict[str, Any]:
+        """Of the arguments as a whole, which are an object."""
+        return {"type": "object", **self.parameters}
+
+    @property
+    def open(self) -> bool:
+        """Whether nothing is said of the arguments, so that any will do."""
+        return not self.properties and self.parameters.get("additionalProperties") is not False
+
+    @property
     def required(self) -> frozenset[str]:
         """Arguments that must be there."""
         found = self.parameters.get("required")

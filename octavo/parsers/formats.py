@@ -77,6 +77,7 @@ class ReasoningFormat:
         closes: what ends it.
         begins_inside: an answer begins with thinking even if neither it nor the prompt says so.
         label: a line behind the opening that is no thinking.
+        answer_begins: what stands before the text, where that has a channel of its own.
         ends_at_call: a tool call ends it too.
         template: as in `ToolFormat`.
         whole_answer: as in `ToolFormat`.
@@ -86,6 +87,7 @@ class ReasoningFormat:
     closes: str
     begins_inside: bool = False
     label: str = ""
+    answer_begins: str = ""
     ends_at_call: bool = False
     template: tuple[tuple[str, ...], ...] = ()
     whole_answer: bool = False
@@ -221,6 +223,7 @@ DEEPSEEK_V32 = ToolFormat(
         ('<｜DSML｜parameter name="', '"'),
         "</｜DSML｜parameter>",
         "</｜DSML｜invoke>",
+        typed=True,
     ),
     section=("<｜DSML｜function_calls>\n", "\n</｜DSML｜function_calls>"),
     between="\n",
@@ -274,6 +277,7 @@ GEMMA4_THINK = ReasoningFormat(
 HARMONY_THINK = ReasoningFormat(
     f"{harmony.CHANNEL}analysis{harmony.MESSAGE}",
     f"{harmony.ENDS[0]}{harmony.START}assistant",
+    answer_begins=f"{harmony.CHANNEL}final{harmony.MESSAGE}",
     whole_answer=True,
     template=(("<|channel|>", "<|start|>"),),
 )

@@ -38,14 +38,14 @@ class ChannelCalls:
     frame: tuple[str, str, str] = NO_FRAME
 
     def read(self, source: Source, calls: Calls, close: str) -> Steps[bool]:
-        """Calls are read with the rest of the answer (`read_answer`)."""
-        raise NotImplementedError
-        yield
+        """Never a call: those are read with the rest of the answer (`read_answer`)."""
+        yield from ()
+        return False
 
     def call_rule(self, tool: Tool, writer: "GrammarWriter") -> str:
         """As `Layout.call_rule`."""
         head = f"{CHANNEL}commentary to=functions.{tool.name} <|constrain|>json{MESSAGE}"
-        return f"{writer.text(head)} {writer.json(tool.parameters)}"
+        return f"{writer.text(head)} {writer.json(tool.schema)}"
 
 
 class _Header(NamedTuple):

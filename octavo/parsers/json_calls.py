@@ -40,7 +40,7 @@ class JsonCalls:
     def call_rule(self, tool: Tool, writer: "GrammarWriter") -> str:
         """As `Layout.call_rule`."""
         head = f'{{"name": {json_string(tool.name)}, "{self.arguments}": '
-        return f"{writer.text(head)} {writer.json(tool.parameters)} {writer.text('}')}"
+        return f"{writer.text(head)} {writer.json(tool.schema)} {writer.text('}')}"
 
     def read(self, source: Source, calls: Calls, close: str) -> Steps[bool]:
         """As `Layout.read`."""
@@ -208,7 +208,7 @@ class NamedJson:
             return f"{writer.text(' [')} {JsonCalls().call_rule(tool, writer)} {writer.text(']')}"
         number = '":" /[0-9]{1,3}/' if self.numbered else ""
         before = f"{writer.text(self.prefix + tool.name)} {number} {writer.text(''.join(self.name_ends[:1]))}"
-        return f"{before} {writer.json(tool.parameters)} {writer.text(self.suffix)}"
+        return f"{before} {writer.json(tool.schema)} {writer.text(self.suffix)}"
 
     def read(self, source: Source, calls: Calls, close: str) -> Steps[bool]:
         """As `Layout.read`."""

@@ -27,15 +27,18 @@ class GrammarWriter:
         self._special = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))) or r"(?!)")
         self._rules: list[str] = []
 
+    def parts(self, text: str) -> list[str | int]:
+        """A text with its special tokens as ids."""
+        found: list[str | int] = []
+        place = 0
+        for match in self._special.finditer(text):
+            found += [text[place : match.start()], self.special[match[0]]]
+            place = match.end()
+        return [part for part in (*found, text[place:]) if part != ""]
+
     def text(self, text: str) -> str:
         """A fixed text as terms."""
-        terms, place = [], 0
-        for found in self._special.finditer(text):
-            terms += [json.dumps(text[place : found.start()])] if found.start() > place else []
-            terms.append(f"<[{self.special[found[0]]}]>")
-            place = found.end()
-        terms += [json.dumps(text[place:])] if place < len(text) else []
-        return " ".join(terms)
+        return " ".join(f"<[{part}]>" if isinstance(part, int) else json.dumps(part) for part in self.parts(text))
 
     def json(self, schema: Mapping[str, Any]) -> str:
         """A JSON value that matches a schema."""

@@ -25,6 +25,7 @@ class TaggedParameters:
         value_end: what stands behind a value.
         end: what stands behind the last argument; "" where the call's own marker follows.
         newlines: a value stands between newlines that are not part of it.
+        typed: a key says whether its value is text, `string="true"`, or JSON.
     """
 
     name: tuple[str, str]
@@ -32,28 +33,41 @@ class TaggedParameters:
     value_end: str
     end: str
     newlines: bool = False
+    typed: bool = False
     frame: tuple[str, str, str] = NO_FRAME
 
     def call_rule(self, tool: Tool, writer: "GrammarWriter") -> str:
         """As `Layout.call_rule`."""
-        parts = {name: self._rule(name, schema, writer) for name, schema in tool.properties.items()}
-        head, end = self.name[0] + tool.name + self.name[1] + "\n", self.end
-        return f"{writer.text(head)} {sequence(writer, parts, tool.required, '')} {writer.text(end)}"
+        parts = {name: self._rule(name, types_of(schema), schema, writer) for name, schema in tool.properties.items()}
+        head = writer.text(self.name[0] + tool.name + self.name[1] + "\n")
+        if tool.open:
+            any_text = f"{self._key_end(True, writer)} {writer.upto(self.value_end)}"
+            arguments = rf'({writer.text(self.key[0])} /[\w.-]{{1,64}}/ {any_text} "\n")*'
+        else:
+            arguments = sequence(writer, parts, tool.required, "")
+        return f"{head} {arguments} {writer.text(self.end)}"
 
-    def _rule(self, name: str, schema: Mapping[str, Any], writer: "GrammarWriter") -> str:
+    def _rule(self, name: str, types: frozenset[str], schema: Mapping[str, Any], writer: "GrammarWriter") -> str:
         """One argument."""
-        types, newline = types_of(schema), "\n" if self.newlines else ""
-        attribute = f' string="{str(types == {"string"}).lower()}">' if self.key[0].startswith("<｜DSML｜") else ">"
-        behind = attribute if self.key[1] == '"' else ""
-        begin = self.key[0] + name + self.key[1].replace(" ", "\n") + behind + newline
-        end = newline + self.value_end + "\n"
+        is_text = types == {"string"}
+        begin = f"{writer.text(self.key[0] + name)} {self._key_end(is_text, writer)}"
+        newline = "\n" if self.newlines else ""
+        end = writer.text(newline + self.value_end + "\n")
         values = schema.get("enum")
-        if types == {"string"} and isinstance(values, list):
-            choice = " | ".join(writer.text(value) for value in values)
-            return f"{writer.text(begin)} ({choice}) {writer.text(end)}"
-        if types == {"string"}:
-            return f'{writer.text(begin)} {writer.upto(self.value_end)} "\\n"'
-        return f"{writer.text(begin)} {writer.json(schema)} {writer.text(end)}"
+        if is_text and isinstance(values, list):
+            return f"{begin} ({' | '.join(writer.text(value) for value in values)}) {end}"
+        if is_text:
+            return rf'{begin} {writer.upto(self.value_end)} "\n"'
+        return f"{begin} {writer.json(schema)} {end}"
+
+    def _key_end(self, is_text: bool, writer: "GrammarWriter") -> str:
+        """What stands between a key and its value."""
+        text = self.key[1].replace(" ", "\n")
+        if self.typed:
+            text += f' string="{str(is_text).lower()}"'
+        if text.startswith('"'):
+            text += ">"
+        return writer.text(text + "\n" * self.newlines)
 
     def read(self, source: Source, calls: Calls, close: str) -> Steps[bool]:
         """As `Layout.read`."""

@@ -35,6 +35,9 @@ class PythonicCalls:
 
     def call_rule(self, tool: Tool, writer: "GrammarWriter") -> str:
         """As `Layout.call_rule`; values are written as JSON, which the reader takes too."""
+        if tool.open:
+            pair = writer.rule(f'/[A-Za-z_][A-Za-z0-9_]{{0,63}}/ "=" {writer.json({})}')
+            return f"{writer.text(tool.name + '(')} ({pair} ({writer.text(', ')} {pair})*)? {writer.text(')')}"
         pairs = {name: f"{writer.text(name + '=')} {writer.json(schema)}" for name, schema in tool.properties.items()}
         arguments = sequence(writer, pairs, tool.required, writer.text(", "))
         return f"{writer.text(tool.name + '(')} {arguments} {writer.text(')')}"

@@ -142,6 +142,15 @@ def test_a_strict_grammar_leaves_text_free_and_holds_once_a_call_has_begun(name:
         assert all(conforms(a) for n, a in zip(said.names, said.values, strict=True) if n == "weather"), text
 
 
+@EVERY
+def test_a_tool_without_a_schema_takes_any_arguments(name: str) -> None:
+    tools = (Tool("any", {}),)
+    lark = required(name, tools, parallel=False)
+    found = [read(generated(lark, seed, TOOL_FORMATS.load(name).markers), name, functions=tools) for seed in range(8)]
+    assert all(said.names == ["any"] and said.complete == [True] for said in found)
+    assert any(said.values != [{}] for said in found)
+
+
 def test_a_marker_that_is_a_special_token_is_written_as_one() -> None:
     form = TOOL_FORMATS.load("mistral")
     lark = required_calls(form, TOOLS, {"[TOOL_CALLS]": 7, "[ARGS]": 8}, parallel=False)
