@@ -234,6 +234,12 @@ class ServerConfig:
     """Size of all uploaded files together."""
     batch_concurrency: int | None = option(None, ge=1)
     """Most lines of batches that run at once, behind all other requests. Default: a quarter of --max-num-seqs."""
+    response_store: str | None = option(None, metavar="FILE")
+    """SQLite file for responses that clients may come back to, which then survive a restart. Default: memory."""
+    response_store_size: int = option(1000, ge=1)
+    """Most responses kept; the oldest go first."""
+    response_store_ttl: int = option(30 * 24 * 3600, ge=1)
+    """Seconds a response is kept."""
     request_timeout: float | None = option(None, ge=0.001)
     """Seconds after which a request ends with 504, or a stream with an error, waiting included. The header
     X-Request-Timeout asks for less."""

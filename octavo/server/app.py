@@ -32,6 +32,7 @@ from octavo.server.routes import (
     metrics,
     models,
     pooling,
+    responses,
     tgi,
     tokenize,
 )
@@ -44,7 +45,7 @@ from octavo.version import VERSION
 INFERENCE = (completions, chat, messages, generate, pooling)
 """Routes that a line of a batch may name too."""
 
-ROUTES = (models, *INFERENCE, tgi, tokenize, files, batches, health, metrics, info, invocations)
+ROUTES = (models, *INFERENCE, responses, tgi, tokenize, files, batches, health, metrics, info, invocations)
 
 
 def build_app(lifecycle: Lifecycle) -> FastAPI:

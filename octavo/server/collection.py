@@ -61,17 +61,24 @@ class Collection(Generic[T]):
 
     Args:
         kind: as it is stored; `noun` is what errors call one.
-        max_count: the oldest make room for new ones beyond this many; None leaves that to the caller.
+        max_count, max_bytes: beyond these the oldest make room for new ones; None leaves that to the caller.
     """
 
     def __init__(
-        self, database: sqlite3.Connection, kind: str, noun: str, type: type[T], max_count: int | None = None
+        self,
+        database: sqlite3.Connection,
+        kind: str,
+        noun: str,
+        type: type[T],
+        max_count: int | None = None,
+        max_bytes: int | None = None,
     ) -> None:
         self._database = database
         self._kind = kind
         self._noun = noun
         self._decode: Callable[[bytes], T] = msgspec.json.Decoder(type).decode
         self._max_count = max_count
+        self._max_bytes = max_bytes
 
     def put(self, item: T, owner: str, expires_at: float = NEVER) -> None:
         """Add or replace an object; a replaced one keeps its place in lists."""
@@ -85,6 +92,10 @@ class Collection(Generic[T]):
                 "DELETE FROM objects WHERE kind = ? AND serial <= "
                 "(SELECT serial FROM objects WHERE kind = ? ORDER BY serial DESC LIMIT 1 OFFSET ?)",
                 (self._kind, self._kind, self._max_count),
+            )
+        while self._max_bytes is not None and self._size() > self._max_bytes:
+            self._database.execute(
+                "DELETE FROM objects WHERE serial = (SELECT MIN(serial) FROM objects WHERE kind = ?)", (self._kind,)
             )
 
     def get(self, item_id: str, owner: str, *, param: str | None = None) -> T:
@@ -147,3 +158,9 @@ class Collection(Generic[T]):
             "DELETE FROM objects WHERE kind = ? AND expires_at <= ? RETURNING body", (self._kind, time.time())
         ).fetchall()
         return [self._decode(body) for (body,) in rows]
+
+    def _size(self) -> int:
+        """Bytes of all objects of this kind."""
+        query = "SELECT COALESCE(SUM(LENGTH(body)), 0) FROM objects WHERE kind = ?"
+        (size,) = self._database.execute(query, (self._kind,)).fetchone()
+        return int(size)

@@ -1,4 +1,4 @@
-"""What outlives a request: uploaded files and batches. Opened when first needed, closed with the app."""
+"""What outlives a request: files, batches and stored responses. Opened when first needed, closed with the app."""
 
 from functools import cached_property
 
@@ -7,6 +7,7 @@ from starlette.types import ASGIApp
 
 from octavo.server.batches import Batches
 from octavo.server.files import FileStore
+from octavo.server.response_store import ResponseStore
 from octavo.server.serving import Lifecycle
 
 
@@ -25,6 +26,8 @@ class Store:
         self._app = app
         if lifecycle.server.files_dir is not None:
             assert self.batches  # goes on with those that are open
+        if lifecycle.server.response_store is not None:
+            assert self.responses
 
     @cached_property
     def files(self) -> FileStore:
@@ -37,8 +40,16 @@ class Store:
         """Batches over them."""
         return Batches(self.files, self._app, self._lifecycle, self._lifecycle.server.batch_concurrency)
 
+    @cached_property
+    def responses(self) -> ResponseStore:
+        """Responses that clients may come back to."""
+        server = self._lifecycle.server
+        return ResponseStore(server.response_store, server.response_store_size, server.response_store_ttl)
+
     async def close(self) -> None:
-        """Stop what runs and let go of the folder."""
+        """Stop what runs and let go of files."""
+        if "responses" in self.__dict__:
+            await self.responses.close()
         if "batches" in self.__dict__:
             await self.batches.close()
         if "files" in self.__dict__:
