@@ -210,6 +210,8 @@ class ServerConfig:
     tool_choice asks for a call."""
     stream_interval: int = option(1, ge=1)
     """Tokens between two events of a stream; more saves work for server and client. A request may say its own."""
+    disable_console: bool = option(False)
+    """No web page at /."""
     disable_fastapi_docs: bool = option(False)
     """No /docs and /openapi.json."""
     enable_tokenizer_info_endpoint: bool = option(False)

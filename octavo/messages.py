@@ -248,6 +248,23 @@ class SchedulerStats(msgspec.Struct, kw_only=True):
     step_tokens: int = 0
 
 
+class PageMap(msgspec.Struct, kw_only=True, frozen=True):
+    """What the pages of one KV group hold at a moment.
+
+    Attributes:
+        num_used: pages that sequences hold.
+        num_reusable: free pages whose content may be found again.
+        stride: `states` tells of every `stride`-th page.
+        states: a byte a page: 0 free, 1 free and reusable, 2 held by one table, 3 by several.
+    """
+
+    num_blocks: int
+    num_used: int
+    num_reusable: int
+    stride: int
+    states: bytes
+
+
 class EngineOutputs(msgspec.Struct, kw_only=True):
     """All news of one step."""
 

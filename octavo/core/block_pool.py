@@ -36,6 +36,16 @@ class BlockPool:
         """Pages that some table holds."""
         return self.num_blocks - self.num_free
 
+    @property
+    def num_reusable(self) -> int:
+        """Free pages that `lookup` may still find."""
+        return len(self._reusable)
+
+    def states(self, stride: int) -> bytes:
+        """A byte for every `stride`-th page: 0 blank, 1 reusable, 2 in use by one holder, 3 by several."""
+        pages = zip(self.ref_counts[::stride], self._hash_by_block[::stride], strict=True)
+        return bytes([(3 if count > 1 else 2) if count else block_hash is not None for count, block_hash in pages])
+
     def num_idle(self, block_ids: Iterable[int]) -> int:
         """How many of these are free, so that sharing them makes `num_free` smaller."""
         return sum(self.ref_counts[block_id] == 0 for block_id in block_ids)

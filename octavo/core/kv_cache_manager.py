@@ -14,7 +14,10 @@ from octavo.core.block_pool import BlockPool
 from octavo.core.block_table import BlockTable
 from octavo.core.request import Request
 from octavo.errors import ConfigError
-from octavo.messages import BlockCopy
+from octavo.messages import BlockCopy, PageMap
+
+MAX_MAPPED_PAGES = 4096
+"""A `PageMap` tells of no more pages than this, so that it costs a fraction of a step however many there are."""
 
 
 class Prefix(NamedTuple):
@@ -299,6 +302,10 @@ class KVCacheManager:
         """Slots of all requests' pages that hold no token. They are one request's own: shared pages are full."""
         return self._num_entries * self.block_size - len(self.pools) * self._num_computed_tokens
 
+    def page_maps(self) -> list[PageMap]:
+        """What the pages of each group hold now."""
+        return [_page_map(pool) for pool in self.pools]
+
     # ------------------------------------------------------------ windows
 
     def _first_visible_block(self, position: int, window: int | None) -> int:
@@ -348,3 +355,14 @@ class KVCacheManager:
         # The source may lose its holder before the worker copies it; held here, it cannot be handed out and zeroed.
         self.pools[group].share((src,))
         self._copies.append(BlockCopy(group, src, dst))
+
+
+def _page_map(pool: BlockPool) -> PageMap:
+    stride = -(-pool.num_blocks // MAX_MAPPED_PAGES)
+    return PageMap(
+        num_blocks=pool.num_blocks,
+        num_used=pool.num_used,
+        num_reusable=pool.num_reusable,
+        stride=stride,
+        states=pool.states(stride),
+    )

@@ -32,6 +32,7 @@ from octavo.messages import (
     EngineRequest,
     ModelRunnerOutput,
     NewRow,
+    PageMap,
     PositionLogprobs,
     PromptLogprobs,
     SchedulerOutput,
@@ -142,6 +143,10 @@ class Scheduler:
     def reset_prefix_cache(self) -> bool:
         """Forget cached pages; False, and nothing happens, while a request holds some."""
         return self._kv.reset_prefix_cache()
+
+    def page_maps(self) -> list[PageMap]:
+        """What the pages of each KV group hold now."""
+        return self._kv.page_maps()
 
     def stats(self) -> SchedulerStats:
         """Gauges of this moment and counters since the start."""

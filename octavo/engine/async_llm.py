@@ -4,6 +4,7 @@ the model in a process of its own; knows no HTTP.
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -16,7 +17,7 @@ from octavo import envs, limits
 from octavo.config import EngineConfig
 from octavo.engine.child import EngineChild
 from octavo.engine.client import ProcessClient
-from octavo.engine.crash_dump import CrashRecorder
+from octavo.engine.crash_dump import CrashRecorder, RequestShape, shape_of
 from octavo.engine.input_processor import InputProcessor, Prompt
 from octavo.engine.output_processor import OutputProcessor, RequestState
 from octavo.engine.protocol import Beat, EngineFacts, News, Refused, Reply, refusal
@@ -24,7 +25,7 @@ from octavo.engine.stats import StatsLogger, counters, total
 from octavo.engine.watchdog import Watchdog
 from octavo.errors import ClientError, EngineDeadError, OctavoError, OverloadedError
 from octavo.logging import get_logger
-from octavo.messages import EngineOutput, Progress, SchedulerStats
+from octavo.messages import EngineOutput, PageMap, Progress, SchedulerStats
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams
 from octavo.tokenizer.tokenizer import load_tokenizer
@@ -35,6 +36,9 @@ WATCH_INTERVAL_S = 0.1
 
 GRAMMAR_TIMEOUT_S = 10.0
 """A grammar that takes longer to check is refused. The limits of the compiler keep it from going on for long."""
+
+NUM_RECENT = 64
+"""How many requests that have ended are remembered."""
 
 OUTPUTS_PER_TURN = 64
 """News of this many sequences are processed before the event loop gets a turn for its other work."""
@@ -90,7 +94,8 @@ class AsyncLLM:
         self._stats_logger = StatsLogger(envs.LOG_STATS_INTERVAL.get()) if log_stats else None
         self._outputs = OutputProcessor(self.tokenizer)
         self._inputs: InputProcessor | None = None
-        self._replies: dict[int, asyncio.Future[bool]] = {}
+        self._recent: deque[RequestShape] = deque(maxlen=NUM_RECENT)
+        self._replies: dict[int, asyncio.Future[bool | list[PageMap]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._failure: EngineDeadError | None = None
         self._lost = asyncio.Event()
@@ -220,9 +225,11 @@ class AsyncLLM:
                     yield place, output
         finally:
             self._abort([state.submission.request_id for state in states if not state.finished])
-            if self._recorder is not None:
-                for state in states:
-                    self._recorder.end(state)
+            for state in states:
+                shape = shape_of(state)
+                self._recent.append(shape)
+                if self._recorder is not None:
+                    self._recorder.end(shape)
 
     async def abort(self, request_ids: Iterable[str]) -> None:
         """End requests early; each ends with finish reason "abort". Ids that are not open are ignored."""
@@ -231,9 +238,19 @@ class AsyncLLM:
     async def reset_prefix_cache(self) -> bool:
         """Forget cached prompt beginnings; False if pages in use kept some of them."""
         self._check_started()
-        reply: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._replies[self._client.reset_prefix_cache()] = reply
-        return await reply
+        return bool(await self._reply(self._client.reset_prefix_cache()))
+
+    async def page_maps(self) -> list[PageMap]:
+        """What the pages of each KV group hold. The engine answers between two steps."""
+        self._check_started()
+        maps = await self._reply(self._client.map_pages())
+        assert isinstance(maps, list)
+        return maps
+
+    def recent_requests(self) -> list[RequestShape]:
+        """The open requests and the last that have ended, by arrival."""
+        still_open = [shape_of(state) for state in self._outputs.open_requests()]
+        return sorted([*self._recent, *still_open], key=lambda shape: shape.arrival_s)
 
     @property
     def is_alive(self) -> bool:
@@ -277,6 +294,10 @@ class AsyncLLM:
             if not task.get_loop().is_closed():
                 task.cancel()
         self._client.close()
+
+    async def _reply(self, call_id: int) -> bool | list[PageMap]:
+        reply = self._replies[call_id] = asyncio.get_running_loop().create_future()
+        return await reply
 
     def _check_started(self) -> InputProcessor:
         if self._failure is not None:
@@ -349,7 +370,9 @@ class AsyncLLM:
                     case Refused(engine_id):
                         self._outputs.refuse(engine_id, refusal(message))
                     case Reply(call_id, value):
-                        self._replies.pop(call_id).set_result(value)
+                        reply = self._replies.pop(call_id)
+                        if not reply.done():  # who asked may have gone
+                            reply.set_result(value)
         except OctavoError as err:
             self._lose(str(err))
         except Exception as err:  # without a reader nobody would ever be answered

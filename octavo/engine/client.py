@@ -24,6 +24,7 @@ from octavo.engine.protocol import (
     Failed,
     FromEngine,
     Loading,
+    MapPages,
     News,
     Ready,
     ResetPrefixCache,
@@ -90,7 +91,7 @@ class ProcessClient:
     """An engine in a process of its own, spoken to from one event loop.
 
     ```text
-    submit, abort, reset --PUSH--> <folder>/to_engine   --PULL--> process
+    submit, abort, calls --PUSH--> <folder>/to_engine   --PULL--> process
     receive              <--PULL-- <folder>/from_engine <--PUSH-- process
                                                         <--PUSH-- watcher thread, once the process has ended
     ```
@@ -153,6 +154,12 @@ class ProcessClient:
         """Ask to forget cached prompt beginnings. Returns the `call_id` of the `Reply` to come."""
         call_id = next(self._call_ids)
         self._send(ResetPrefixCache(call_id))
+        return call_id
+
+    def map_pages(self) -> int:
+        """Ask what the KV pages hold. Returns the `call_id` of the `Reply` to come."""
+        call_id = next(self._call_ids)
+        self._send(MapPages(call_id))
         return call_id
 
     async def receive(self) -> FromEngine:

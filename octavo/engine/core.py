@@ -27,6 +27,7 @@ from octavo.messages import (
     EngineOutputs,
     EngineRequest,
     ModelRunnerOutput,
+    PageMap,
     Progress,
     SchedulerOutput,
     SchedulerStats,
@@ -153,6 +154,10 @@ class EngineCore:
         """Forget cached prompt beginnings; False if pages in use kept some of them."""
         self._check_alive()
         return self.scheduler.reset_prefix_cache()
+
+    def page_maps(self) -> list[PageMap]:
+        """What the pages of each KV group hold now."""
+        return self.scheduler.page_maps()
 
     def close(self) -> None:
         """Release the model and the pages. May be called twice."""

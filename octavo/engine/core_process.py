@@ -30,6 +30,7 @@ from octavo.engine.protocol import (
     Failed,
     FromEngine,
     Loading,
+    MapPages,
     News,
     Ready,
     Reply,
@@ -136,6 +137,8 @@ class EngineProcess:
                 self._send_news(core, EngineOutputs(outputs=core.abort(ids), stats=core.stats()))
             case ResetPrefixCache(call_id):
                 self._send(Reply(call_id, core.reset_prefix_cache()))
+            case MapPages(call_id):
+                self._send(Reply(call_id, core.page_maps()))
 
     def _send_news(self, core: EngineCore, news: EngineOutputs) -> None:
         try:

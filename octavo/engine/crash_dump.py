@@ -95,9 +95,9 @@ class CrashRecorder:
         if not os.access(self._folder, os.W_OK | os.X_OK):
             raise ConfigError(f"--crash-dump-folder {folder} is not writable; choose another folder")
 
-    def end(self, state: RequestState) -> None:
+    def end(self, shape: RequestShape) -> None:
         """A request has ended."""
-        self._ended.append(shape_of(state))
+        self._ended.append(shape)
 
     def observe(self, stats: SchedulerStats) -> None:
         """Take note of the scheduler's state, once a second."""

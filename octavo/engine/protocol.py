@@ -4,7 +4,7 @@ import msgspec
 
 from octavo import errors
 from octavo.config import KVGroupSpec
-from octavo.messages import EngineOutputs, EngineRequest
+from octavo.messages import EngineOutputs, EngineRequest, PageMap
 
 # ---------------------------------------------------------------- client -> engine
 
@@ -27,7 +27,13 @@ class ResetPrefixCache(msgspec.Struct, tag=True, frozen=True):
     call_id: int
 
 
-ToEngine = Submit | Abort | ResetPrefixCache
+class MapPages(msgspec.Struct, tag=True, frozen=True):
+    """Tell what the KV pages hold; answered by `Reply`."""
+
+    call_id: int
+
+
+ToEngine = Submit | Abort | ResetPrefixCache | MapPages
 
 # ---------------------------------------------------------------- engine -> client
 
@@ -95,7 +101,7 @@ class Reply(msgspec.Struct, tag=True, frozen=True):
     """Answer to a call."""
 
     call_id: int
-    value: bool
+    value: bool | list[PageMap]
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):

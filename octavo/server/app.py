@@ -16,6 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from octavo.errors import ConfigError, OctavoError
 from octavo.registry import load_object
+from octavo.server.engine_view import EngineView
 from octavo.server.errors import ClientGone, on_error
 from octavo.server.middleware import AnswerHeaders, HeaderLimits, KeyCheck, Measure, RootPath, WholeBody
 from octavo.server.openapi import describe
@@ -23,6 +24,7 @@ from octavo.server.routes import (
     batches,
     chat,
     completions,
+    console,
     files,
     generate,
     health,
@@ -58,8 +60,10 @@ def build_app(lifecycle: Lifecycle) -> FastAPI:
     if server.root_path and not server.root_path.startswith("/"):
         raise ConfigError(f"--root-path is {server.root_path!r} but must begin with a slash, as in /llm")
     openapi_url = None if server.disable_fastapi_docs else "/openapi.json"
-    app = _routed(lifecycle, ROUTES, openapi_url=openapi_url, lifespan=_closing_store)
+    routes = ROUTES if server.disable_console else (*ROUTES, console)
+    app = _routed(lifecycle, routes, openapi_url=openapi_url, lifespan=_closing_store)
     app.openapi = cache(partial(describe, app, guarded=bool(lifecycle.keys)))  # type: ignore[method-assign]
+    app.state.engine_view = EngineView(lifecycle)
     app.state.store = Store(lifecycle, inner_app(lifecycle))
     # The last one added is the first to see a request.
     for name in server.middleware:

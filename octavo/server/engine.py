@@ -4,8 +4,9 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Protocol
 
 from octavo.config import EngineConfig
+from octavo.engine.crash_dump import RequestShape
 from octavo.engine.protocol import EngineFacts
-from octavo.messages import SchedulerStats
+from octavo.messages import PageMap, SchedulerStats
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -55,6 +56,18 @@ class Engine(Protocol):
             ClientError: at the first step, when a prompt can never run or the queue is full (OverloadedError).
             EngineError: the engine failed on a prompt; EngineDeadError when it is gone.
         """
+        ...
+
+    async def page_maps(self) -> list[PageMap]:
+        """What the pages of each KV group hold; takes until the step is over that runs now.
+
+        Raises:
+            EngineDeadError: the engine is gone.
+        """
+        ...
+
+    def recent_requests(self) -> list[RequestShape]:
+        """The open requests and the last that have ended, by arrival, without their content."""
         ...
 
     def stats(self) -> SchedulerStats:

@@ -25,13 +25,16 @@ from octavo.server.metrics import HttpMetrics
 from octavo.server.unknown_fields import HEADER as IGNORED_FIELDS
 from octavo.server.unknown_fields import header_value
 
-OPEN_PATHS = frozenset(["/health", "/livez", "/readyz", "/ping", "/metrics", "/version"])
+OPEN_PATHS = frozenset(["/health", "/livez", "/readyz", "/ping", "/metrics", "/version", "/console/about"])
 """Routes that need no key."""
+
+CONSOLE_FILES = "/console/files/"
+"""What the page at / loads."""
 
 INFER_PREFIXES = ("/v1/", "/v2/", "/inference/")
 INFER_PATHS = frozenset(["/", "/load", "/openapi.json", "/redoc", "/generate", "/generate_stream", "/info", "/score",
                          "/rerank", "/classify", "/pooling", "/invocations", "/tokenizer_info",
-                         "/tokenize", "/detokenize", "/docs", "/docs/oauth2-redirect"])  # fmt: skip
+                         "/tokenize", "/detokenize", "/docs", "/docs/oauth2-redirect", "/console/state"])  # fmt: skip
 """Routes for keys of the scope infer."""
 ADMIN_PATHS = frozenset(["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
 """Those under the prefixes that change what others get. All paths that are not named here are for admins too."""
@@ -119,6 +122,11 @@ class HeaderLimits:
         return await self._app(scope, receive, send)
 
 
+def is_console_page(method: str, path: str) -> bool:
+    """Whether it is the console's page or one of its files, which hold nothing that is anybody's."""
+    return method in ("GET", "HEAD") and (path == "/" or path.startswith(CONSOLE_FILES))
+
+
 def required_scope(path: str) -> KeyScope | None:
     """The scope that a path needs; None for one that is open. What is not known to be for everybody is for admins."""
     if path in OPEN_PATHS:
@@ -148,7 +156,7 @@ class KeyCheck:
     def _refusal(self, scope: Scope) -> ClientError | None:
         path = _path(scope)
         needed = required_scope(path)
-        if needed is None and scope["type"] == "http":
+        if scope["type"] == "http" and (needed is None or is_console_page(scope["method"], path)):
             return None
         key = self._keys.find(presented_key(scope))
         if key is None:

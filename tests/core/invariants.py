@@ -15,6 +15,13 @@ def check_pool(pool: BlockPool) -> None:
     known = {block_id: block_hash for block_id, block_hash in enumerate(pool._hash_by_block) if block_hash is not None}
     assert {block_hash: block_id for block_id, block_hash in known.items()} == pool._block_by_hash
     assert known.keys() >= set(pool._reusable) and not known.keys() & set(pool._blank)
+    states = pool.states(1)
+    assert [block_id for block_id, state in enumerate(states) if state == 0] == sorted(pool._blank)
+    assert [block_id for block_id, state in enumerate(states) if state == 1] == sorted(pool._reusable)
+    assert [block_id for block_id, state in enumerate(states) if state == 3] == [
+        block_id for block_id in in_use if pool.ref_counts[block_id] > 1
+    ]
+    assert pool.states(3) == states[::3] and pool.num_reusable == len(pool._reusable)
 
 
 def check_scheduler(scheduler: Scheduler) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from octavo.core.kv_cache_manager import KVCacheManager
+from octavo.core.kv_cache_manager import MAX_MAPPED_PAGES, KVCacheManager
 from octavo.core.request import Request
 from octavo.errors import ConfigError
 from tests.core.worlds import FULL, make_request, sliding
@@ -310,3 +310,11 @@ def test_a_group_without_pages_stops_the_start():
         make_manager(FULL, sliding(4), num_blocks=(3, 0))
     with pytest.raises(ConfigError, match="2 KV groups but 1 page counts"):
         make_manager(FULL, sliding(4), num_blocks=(3,))
+
+
+@pytest.mark.parametrize(("num_blocks", "stride"), [(1, 1), (4096, 1), (4097, 2), (100_000, 25)])
+def test_a_map_of_pages_stays_small_however_many_there_are(num_blocks, stride):
+    kv = make_manager(FULL, num_blocks=num_blocks)
+    [pages] = kv.page_maps()
+    assert (pages.num_blocks, pages.stride) == (num_blocks, stride)
+    assert len(pages.states) == -(-num_blocks // stride) <= MAX_MAPPED_PAGES

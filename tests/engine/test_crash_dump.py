@@ -3,7 +3,7 @@ import json
 import pytest
 
 from octavo.engine import crash_dump
-from octavo.engine.crash_dump import KEPT_S, STATS_INTERVAL_S, CrashRecorder, shape_of_params
+from octavo.engine.crash_dump import KEPT_S, STATS_INTERVAL_S, CrashRecorder, shape_of, shape_of_params
 from octavo.engine.input_processor import InputProcessor
 from octavo.engine.output_processor import OutputProcessor
 from octavo.errors import ConfigError
@@ -64,7 +64,7 @@ def test_ended_requests_are_kept_for_minutes_and_up_to_a_number(world, monkeypat
     monkeypatch.setattr(crash_dump, "MAX_REQUESTS", 3)
     world.recorder = CrashRecorder(str(world.folder), clock=lambda: world.now_s)
     for i in range(5):
-        world.recorder.end(world.request(f"r{i}"))
+        world.recorder.end(shape_of(world.request(f"r{i}")))
         world.now_s += 1
     assert [shape["request_id"] for shape in json.loads(world.dump())["ended"]] == ["r2", "r3", "r4"]
     world.now_s += KEPT_S - 1
