@@ -296,7 +296,8 @@ class AsyncLLM:
         self._client.close()
 
     async def _reply(self, call_id: int) -> bool | list[PageMap]:
-        reply = self._replies[call_id] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[bool | list[PageMap]] = asyncio.get_running_loop().create_future()
+        self._replies[call_id] = reply
         return await reply
 
     def _check_started(self) -> InputProcessor:
