@@ -343,10 +343,24 @@ ERROR_TYPES = {
 }  # fmt: skip
 
 
+class AnthropicErrorBody(msgspec.Struct):
+    """What is inside."""
+
+    type: str
+    message: str
+
+
+class AnthropicError(msgspec.Struct):
+    """Body of every answer that is no success, and of an event that ends a stream early."""
+
+    error: AnthropicErrorBody
+    type: Literal["error"] = "error"
+
+
 def error_json(found: Failure) -> bytes:
     """An error in Anthropic's form."""
     kind = ERROR_TYPES.get(found.status, "invalid_request_error" if found.status < 500 else "api_error")
-    return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": found.error.message}})
+    return msgspec.json.encode(AnthropicError(AnthropicErrorBody(kind, found.error.message)))
 
 
 def error_response(found: Failure) -> Response:

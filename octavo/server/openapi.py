@@ -7,6 +7,7 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from octavo.server.anthropic import AnthropicError
 from octavo.server.errors import ErrorEnvelope
 from octavo.server.middleware import OPEN_PATHS
 from octavo.server.responses import (
@@ -21,7 +22,7 @@ from octavo.server.responses import (
     Tokens,
     VersionInfo,
 )
-from octavo.server.tgi import ErrorAnswer
+from octavo.server.tgi import ErrorAnswer, Generated, Info
 
 ANSWERS: dict[str, type[msgspec.Struct]] = {
     "/v1/chat/completions": ChatCompletion,
@@ -37,16 +38,24 @@ ANSWERS: dict[str, type[msgspec.Struct]] = {
     "/readyz": Health,
     "/version": VersionInfo,
     "/load": Load,
+    "/generate": Generated,
+    "/info": Info,
 }
 """What a 200 holds."""
 
-ERRORS: dict[str, type[msgspec.Struct]] = dict.fromkeys(("/", "/generate", "/generate_stream"), ErrorAnswer)
+ERRORS: dict[str, type[msgspec.Struct]] = {
+    **dict.fromkeys(("/", "/generate", "/generate_stream"), ErrorAnswer),
+    **dict.fromkeys(("/v1/messages", "/v1/messages/count_tokens"), AnthropicError),
+}
 """What an answer that is no success holds, where another API's clients expect their own form."""
 
 PROBES = ("/health", "/ping", "/readyz")
 """Routes whose 503 is the same as their 200, with another word in it."""
 
-STREAMS = ("/v1/chat/completions", "/v1/completions", "/inference/v1/generate", "/", "/generate_stream")
+STREAMS = (
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/inference/v1/generate", "/",
+    "/generate_stream",
+)  # fmt: skip
 """Routes that may answer with server-sent events."""
 
 FILES = {"/metrics": "text/plain", "/v1/files/{file_id}/content": "application/octet-stream"}
