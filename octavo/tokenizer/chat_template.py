@@ -1,7 +1,7 @@
 """A conversation rendered to the text or ids a chat model was trained on. Knows no HTTP and no model.
 
 Templates are jinja programs that come with models. They run as in Transformers (same environment, same helpers), in
-a sandbox, with a limit on time and on the size of the text. What a message looks like to a template is decided in
+a sandbox with limits (`template_sandbox.py`). What a message looks like to a template is decided in
 `chat_messages.py`.
 
 Rules:
@@ -12,21 +12,16 @@ Rules:
 """
 
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextvars import ContextVar
-from datetime import datetime
 from typing import Any, Literal
 
 import jinja2
 import jinja2.ext
-from jinja2 import nodes
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from octavo import limits
 from octavo.errors import ClientError
 from octavo.tokenizer.chat_messages import joined_parts, plain_messages, typed_parts
+from octavo.tokenizer.template_sandbox import ENVIRONMENT, within
 from octavo.tokenizer.tokenizer import Tokenizer
 
 MAX_CHARACTERS = limits.RENDERED_CHARACTERS.default
@@ -48,7 +43,7 @@ _RESERVED = frozenset(["messages", "tools", "documents", "add_generation_prompt"
 def syntax_error(source: str) -> str | None:
     """What is wrong with the text of a template, None if it compiles."""
     try:
-        _ENVIRONMENT.parse(source)
+        ENVIRONMENT.parse(source)
     except jinja2.TemplateSyntaxError as err:
         return f"the chat template is not valid jinja: line {err.lineno}: {err.message}"
     return None
@@ -168,7 +163,7 @@ class _Compiled:
     """One template: how it wants content, and how it runs."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], content_format: ContentFormat) -> None:
-        self._template = _ENVIRONMENT.from_string(source)
+        self._template = ENVIRONMENT.from_string(source)
         self._special_tokens = dict(special_tokens)
         self._content_format = content_format
         self._roles_with_parts: dict[str, bool] = {}
@@ -213,15 +208,13 @@ class _Compiled:
 
     def render(self, conversation: list[dict[str, Any]], variables: dict[str, Any], seconds: float) -> str:
         """Run the template within its limits."""
-        token = _DEADLINE.set(time.monotonic() + seconds)
         try:
-            return "".join(self._pieces(conversation, variables))
+            with within(seconds):
+                return "".join(self._pieces(conversation, variables))
         except ClientError:
             raise
         except Exception as err:  # the template is foreign code, and whatever it raises is about these messages
             raise ClientError(f"the chat template refused the conversation: {err}", param="messages") from err
-        finally:
-            _DEADLINE.reset(token)
 
     def _pieces(self, conversation: list[dict[str, Any]], variables: dict[str, Any]) -> Iterator[str]:
         left = MAX_CHARACTERS
@@ -232,68 +225,6 @@ class _Compiled:
                     f"the chat template produces more than {MAX_CHARACTERS} characters; send less", param="messages"
                 )
             yield piece
-
-
-class _Extension(jinja2.ext.Extension):
-    """The `{% generation %}` block, which only training needs, and the clock that stops endless templates."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-        """Render the body of the block as if the tag were not there."""
-        lineno = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(lineno)
-
-    def _body(self, caller: Any) -> str:
-        return str(caller())
-
-    def _tick(self) -> None:
-        if time.monotonic() > _DEADLINE.get():
-            raise ClientError("the chat template runs too long for these messages; send less", param="messages")
-
-    def watch(self, template: nodes.Template) -> nodes.Template:
-        """Look at the clock in every round of a loop and every call of a macro."""
-        repeated: list[nodes.For | nodes.Macro] = [*template.find_all(nodes.For), *template.find_all(nodes.Macro)]
-        for node in repeated:
-            tick = nodes.ExprStmt(self.call_method("_tick"))
-            node.body.insert(0, tick.set_lineno(node.lineno))
-        return template
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Extension, jinja2.ext.loopcontrols])
-        self.filters["tojson"] = _tojson
-        self.globals["raise_exception"] = _raise_exception
-        self.globals["strftime_now"] = _strftime_now
-
-    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        clock = next(found for found in self.extensions.values() if isinstance(found, _Extension))
-        return clock.watch(super()._parse(source, name, filename))
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON as models have seen it in training: not escaped for HTML, unlike jinja's own filter."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
-
-
-_DEADLINE: ContextVar[float] = ContextVar("deadline")
-_ENVIRONMENT = _Environment()
 
 
 def _check_options(variables: Mapping[str, Any], add_generation_prompt: bool, continue_final_message: bool) -> None:
