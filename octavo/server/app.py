@@ -17,7 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 from octavo.errors import ConfigError, OctavoError
 from octavo.registry import load_object
 from octavo.server.engine_view import EngineView
-from octavo.server.errors import ClientGone, on_error
+from octavo.server.errors import ClientGone, on_error, on_fault
 from octavo.server.middleware import AnswerHeaders, HeaderLimits, KeyCheck, Measure, RootPath, WholeBody
 from octavo.server.openapi import describe
 from octavo.server.routes import (
@@ -111,8 +111,9 @@ def _routed(lifecycle: Lifecycle, routes: Iterable[ModuleType], **options: Any) 
     app.state.lifecycle = lifecycle
     for route in routes:
         app.include_router(route.router)
-    for kind in (OctavoError, ValidationError, RequestValidationError, HTTPException, ClientGone, Exception):
+    for kind in (OctavoError, ValidationError, RequestValidationError, HTTPException, ClientGone):
         app.add_exception_handler(kind, on_error)
+    app.add_exception_handler(Exception, on_fault)
     return app
 
 

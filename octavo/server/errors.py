@@ -142,6 +142,15 @@ async def on_error(request: Request, err: Exception) -> Response:
     return response
 
 
+async def on_fault(request: Request, err: Exception) -> Response:
+    """Exception handler for faults of ours, which the HTTP layer logs, closing the connection: a client that was not
+    told so would lose its next request on it.
+    """
+    response = await on_error(request, err)
+    response.headers["Connection"] = "close"
+    return response
+
+
 def _named(request: Request, err: Exception) -> Exception:
     """The router's own errors, with the route they are about."""
     if isinstance(err, HTTPException) and err.status_code in (404, 405):
