@@ -21,13 +21,14 @@ import httpx
 import pytest
 
 from octavo.config import EngineConfig, ServerConfig
-from octavo.engine import async_llm
+from octavo.engine import async_llm, core_process
 from octavo.engine.core import EngineCore
 from octavo.engine.resolve import make_config
 from octavo.errors import ConfigError, EngineDeadError, ModelError
 from octavo.loader.weights import StoredWeight
 from octavo.models.base import CausalLM
 from octavo.models.build import read_weights
+from octavo.server import restarts
 from octavo.server.listening import open_to_clients, reserve
 from octavo.server.run import Banner, serve
 from octavo.worker import worker
@@ -289,6 +290,60 @@ def test_die_01_a_lost_engine_ends_every_stream_with_an_error_and_the_server_too
     assert took < 10
     for events in streams:
         assert "the roof fell in" in events[-1]["error"]["message"]
+
+
+@pytest.fixture
+def falling_roof(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Once set, engines fail at their next step, and new ones cannot be loaded."""
+    broken = threading.Event()
+    step, load = EngineCore.step, core_process.make_core
+
+    def unless_broken(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            if broken.is_set():
+                raise EngineDeadError("the roof fell in")
+            return original(*args)
+
+        return call
+
+    monkeypatch.setattr(EngineCore, "step", unless_broken(step))
+    monkeypatch.setattr(core_process, "make_core", unless_broken(load))
+    return broken
+
+
+def test_an_engine_that_cannot_be_started_again_is_given_up(
+    endless_folder: Path, monkeypatch: pytest.MonkeyPatch, falling_roof: threading.Event
+) -> None:
+    monkeypatch.setattr(restarts, "DELAYS_S", (0.0, 0.1, 0.3))
+
+    def drive(driver: Driver) -> tuple[list[Any], dict[str, int]]:
+        assert driver.ready.wait(20)
+        falling_roof.set()
+        events = driver.stream(4000)
+        return events, {path: driver.get(path) for path in ("/livez", "/readyz", "/health", "/v1/models")}
+
+    ended, (events, restarting) = run(endless_folder, drive, monkeypatch, restart_engine=True)
+    assert isinstance(ended, EngineDeadError) and "the roof fell in" in str(ended)
+    assert "the roof fell in" in events[-1]["error"]["message"]
+    assert restarting == {"/livez": 200, "/readyz": 503, "/health": 503, "/v1/models": 503}
+
+
+def test_sigterm_while_the_engine_is_started_again_ends_the_server(
+    endless_folder: Path, monkeypatch: pytest.MonkeyPatch, falling_roof: threading.Event
+) -> None:
+    monkeypatch.setattr(restarts, "DELAYS_S", (0.0, 60.0))
+
+    def drive(driver: Driver) -> float:
+        assert driver.ready.wait(20)
+        falling_roof.set()
+        driver.stream(4000)
+        start = time.monotonic()
+        terminate()
+        wait_for(lambda: driver.get("/livez") == 0)
+        return time.monotonic() - start
+
+    ended, took = run(endless_folder, drive, monkeypatch, restart_engine=True)
+    assert ended == 0 and took < 5
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_error(
