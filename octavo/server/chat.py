@@ -63,7 +63,7 @@ async def prepare_turn(request: Request, body: ChatRequest, id_prefix: str, *, f
     plan = serving.turns.plan(
         prompt.token_ids,
         use,
-        conversation.variables,
+        serving.prompts.variables(conversation),
         continued=conversation.last_text if body.continue_final_message else "",
         include_reasoning=body.include_reasoning,
     )

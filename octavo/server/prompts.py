@@ -122,6 +122,10 @@ class PromptReader:
             raise ClientError("the messages render to an empty prompt; send some content", param="messages")
         return token_ids
 
+    def variables(self, conversation: Conversation) -> dict[str, Any]:
+        """What the template is told: what the request says, and else what the server does."""
+        return {**self._template.variables, **conversation.variables}
+
     async def encode(self, text: str, add_special_tokens: bool, *, bounded: bool = False) -> list[int]:
         """Ids of a text. With `bounded`, one that is far beyond the context is refused without being tokenized."""
         return await self._run(

@@ -60,6 +60,7 @@ class ChatTemplate:
         variables: what the template gets where a conversation does not say otherwise.
 
     Attributes:
+        variables: as given.
         error: what is wrong with the template, None if it compiles. Lets a start-up refuse a template of the user's.
         sources: the jinja texts by name.
     """
@@ -74,7 +75,7 @@ class ChatTemplate:
     ) -> None:
         self.tokenizer = tokenizer
         self._content_format = content_format
-        self._variables = dict(variables or {})
+        self.variables = dict(variables or {})
         self.error: str | None = None
         self._templates: dict[str, _Compiled] = {}
         named = {"default": source} if isinstance(source, str) else dict(source or {})
@@ -93,7 +94,7 @@ class ChatTemplate:
         Raises:
             ClientError: it does not compile.
         """
-        made = ChatTemplate(source, self.tokenizer, content_format=self._content_format, variables=self._variables)
+        made = ChatTemplate(source, self.tokenizer, content_format=self._content_format, variables=self.variables)
         if made.error is not None:
             raise ClientError(made.error, param="chat_template")
         return made
@@ -134,7 +135,7 @@ class ChatTemplate:
             ClientError: there is no usable template, the template refuses the conversation, or the options do not
                 fit; `param` names the field.
         """
-        variables = _plain("chat_template_kwargs", {**self._variables, **(chat_template_kwargs or {}), **kwargs})
+        variables = _plain("chat_template_kwargs", {**self.variables, **(chat_template_kwargs or {}), **kwargs})
         _check_options(variables, add_generation_prompt, continue_final_message)
         template = self._choose(tools)
         conversation = plain_messages(messages)

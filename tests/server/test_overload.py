@@ -56,6 +56,24 @@ def test_a_full_queue_is_answered_503_or_429_with_a_time_to_come_back(narrow: Wo
     narrow.wait_until_idle()
 
 
+@pytest.mark.parametrize("count", [60, pytest.param(300, marks=pytest.mark.slow)])
+def test_all_of_many_connections_at_once_are_served_or_told_to_come_back(narrow: World, count: int) -> None:
+    def ask(i: int) -> httpx.Response:
+        headers = {"Authorization": f"Bearer k{i % 3 + 1}"}
+        body = {"messages": [{"role": "user", "content": f"q{i}"}], "max_tokens": 2, "stream": i % 2 == 0}
+        return narrow.http.post("/v1/chat/completions", json=body, headers=headers)
+
+    with ThreadPoolExecutor(count) as pool:
+        answers = list(pool.map(ask, range(count)))
+    for answer in answers:
+        if answer.status_code != 200:
+            assert_refused(answer, (429, 503))
+            assert 1 <= retry_after(answer) <= 60
+    assert sum(answer.status_code == 200 for answer in answers) >= 4
+    narrow.wait_until_idle()
+    assert narrow.complete("a", max_tokens=1)["choices"]
+
+
 def test_the_time_to_come_back_grows_with_the_queue_and_the_length_of_requests(narrow: World) -> None:
     assert narrow.lifecycle.loaded is not None
     metrics = narrow.lifecycle.loaded.metrics
