@@ -69,13 +69,11 @@ def test_default_variables_apply_where_a_request_says_nothing_else(trusting: Wor
 
 
 def test_default_variables_decide_about_thinking_too(tmp_path: Path) -> None:
-    template = "{{ messages[0].content }}{% if enable_thinking is false %}<think>\n\n</think>{% endif %}"
-    folder = write_script_model(tmp_path, PIECES, chat_template=template)
-    for variables, key in (('{"enable_thinking": false}', "content"), ("{}", "reasoning")):
-        server = ServerConfig(reasoning_parser="qwen3", disable_log_stats=True)
+    folder = write_script_model(tmp_path, ["<think>", "so", "</think>", "yes"], chat_template=TEMPLATE)
+    server = ServerConfig(reasoning_parser="qwen3", disable_log_stats=True)
+    for variables, content in (("{}", "yes"), ('{"enable_thinking": false}', "<think>so</think>yes")):
         with serve_app(folder, server, default_chat_template_kwargs=variables) as world:
-            message = world.chat("hi", max_tokens=20)["choices"][0]["message"]
-            assert message[key] == SENTENCE, (variables, message)
+            assert world.chat("hi", max_tokens=20)["choices"][0]["message"]["content"] == content
 
 
 def test_default_variables_must_be_an_object(script_folder: Path) -> None:
