@@ -273,7 +273,7 @@ struct TileAttention {
     const int32_t* block = a.block_table + t.row * a.table_stride + begin / a.block_size;
     for (int64_t position = begin, offset = begin % a.block_size; position < end; ++block, offset = 0) {
       int64_t left = a.block_size - offset, count = end - position < left ? end - position : left;
-      int64_t first = *block * a.page_stride + (t.kv_head * a.block_size + offset) * a.head_dim;
+      int64_t first = *block * a.page_stride + t.kv_head * a.head_stride + offset * a.head_dim;
       visit(static_cast<const T*>(a.pages) + first, position, count);
       position += count;
     }

@@ -63,6 +63,7 @@ struct WriteKVArgs {
   const int64_t* slot_mapping;  // [T], -1: padding
   int64_t k_stride, v_stride, kv_heads, block_size, head_dim;
   int64_t page_stride;   // elements from a page to the next one
+  int64_t head_stride;   // elements from a KV head to the next one
   int64_t value_offset;  // elements from a key to its value
   int64_t value_dim;     // 0 without v
   DType dtype, kv_dtype;
@@ -86,6 +87,7 @@ struct AttentionArgs {
   int64_t out_stride, q_stride, table_stride;
   int64_t num_rows, num_tokens, heads, kv_heads, block_size, head_dim, value_dim;
   int64_t page_stride;   // elements from a page to the next one
+  int64_t head_stride;   // elements from a KV head to the next one
   int64_t value_offset;  // elements from a key to its value
   int64_t window;        // tokens a query sees, itself included; 0: all
   float scale;

@@ -89,19 +89,19 @@ RopeOp rope(U q, I q_stride, I q_heads, U k, I k_stride, I k_heads, U positions,
 }
 
 WriteKVOp write_kv(U k, I k_stride, U v, I v_stride, U pages, U slots, I tokens, I kv_heads, I block_size,
-                   I head_dim, I page_stride, I value_offset, I value_dim, int type, int kv_type) {
+                   I head_dim, I page_stride, I head_stride, I value_offset, I value_dim, int type, int kv_type) {
   return {{at(k), at(v), at(pages), at<I>(slots), k_stride, v_stride, kv_heads, block_size, head_dim, page_stride,
-           value_offset, value_dim, dtype(type), dtype(kv_type)},
+           head_stride, value_offset, value_dim, dtype(type), dtype(kv_type)},
           tokens};
 }
 
 AttentionOp paged_attention(U out, I out_stride, I value_dim, U q, I q_stride, U pages, U query_start, U seq_lens,
                             U block_table, I table_stride, I num_rows, I num_tokens, I heads, I kv_heads,
-                            I block_size, I head_dim, I page_stride, I value_offset, float scale, I window,
+                            I block_size, I head_dim, I page_stride, I head_stride, I value_offset, float scale, I window,
                             float softcap, U sinks, U alibi_slopes, int type, int kv_type) {
   return {{at(out), at(q), at(pages), at<int32_t>(query_start), at<int32_t>(seq_lens), at<int32_t>(block_table),
            at<float>(sinks), at<float>(alibi_slopes), out_stride, q_stride, table_stride, num_rows, num_tokens, heads,
-           kv_heads, block_size, head_dim, value_dim, page_stride, value_offset, window, scale, softcap, dtype(type),
+           kv_heads, block_size, head_dim, value_dim, page_stride, head_stride, value_offset, window, scale, softcap, dtype(type),
            dtype(kv_type)}};
 }
 

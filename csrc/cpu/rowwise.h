@@ -127,7 +127,7 @@ inline void write_kv(const WriteKVArgs& a, int64_t begin, int64_t end) {
         int64_t slot = a.slot_mapping[t];
         if (slot < 0) continue;
         for (int64_t g = 0; g < a.kv_heads; ++g) {
-          int64_t place = (g * a.block_size + slot % a.block_size) * a.head_dim;
+          int64_t place = g * a.head_stride + slot % a.block_size * a.head_dim;
           P* key = static_cast<P*>(a.pages) + slot / a.block_size * a.page_stride + place;
           P* value = key + a.value_offset;
           const T* k = static_cast<const T*>(a.k) + t * a.k_stride + g * a.head_dim;

@@ -21,10 +21,10 @@ def empty_pages(
     A page lies in one piece, all its layers together: it is cleared, copied and sent away by one long write, and a huge
     page of memory holds a few pages in use and not a little of every layer.
     """
-    shape = (num_blocks, num_layers, 2, kv_heads, block_size, head_dim)
+    shape = (num_blocks, num_layers, kv_heads, 2, block_size, head_dim)
     return as_pool(torch.empty(shape, dtype=dtype, device=device))
 
 
 def as_pool(pages: Tensor) -> Tensor:
-    """Whole pages [B, L, 2, G, block, D] as a pool [L, 2, B, G, block, D]."""
-    return pages.permute(1, 2, 0, 3, 4, 5)
+    """Whole pages [B, L, G, 2, block, D] as a pool [L, 2, B, G, block, D]."""
+    return pages.permute(1, 3, 0, 2, 4, 5)

@@ -19,6 +19,6 @@ def test_a_pool_has_the_shape_and_strides_of_the_reference_and_begins_a_huge_pag
 
 def test_a_page_is_one_piece_of_memory() -> None:
     pool = empty_pages(3, 5, 2, 16, 64, torch.float32, CPU)
-    page = pool[:, :, 4]
+    page = pool[:, :, 4].transpose(1, 2)  # keys and values of a head side by side
     assert page.is_contiguous()
-    assert page.data_ptr() - pool[:, :, 3].data_ptr() == page.numel() * 4
+    assert pool[:, :, 4].data_ptr() - pool[:, :, 3].data_ptr() == page.numel() * 4

@@ -1,5 +1,4 @@
-"""KV pages as the native kernels take them: any place for a page, any distance from keys to values, but a page's heads,
-tokens and dimensions one after the other.
+"""KV pages as the native kernels take them: anywhere, if the tokens and dimensions of a head lie one after the other.
 """
 
 import math
@@ -26,7 +25,7 @@ def empty_pages(
     device: torch.device,
 ) -> Tensor:
     """See `octavo.ops.empty_pages`. In huge pages, where the system has them: see csrc/cpu/memory.h."""
-    shape = (num_blocks, num_layers, 2, kv_heads, block_size, head_dim)
+    shape = (num_blocks, num_layers, kv_heads, 2, block_size, head_dim)
     num_bytes = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or num_bytes < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return op.reference(num_layers, num_blocks, kv_heads, block_size, head_dim, dtype, device)
@@ -38,19 +37,20 @@ def empty_pages(
 
 
 class PageStrides(NamedTuple):
-    """In elements: from a page to the next one, and from a key to its value (0: the value is the key's beginning)."""
+    """In elements: from a page to the next, a KV head to the next, a key to its value (0: the key's beginning)."""
 
     page: int
+    head: int
     value: int
 
 
 def page_strides(pages: Array) -> PageStrides | None:
     """Of pages [2, B, G, block, D] or [1, B, G, block, D]; None where the kernels cannot read them."""
-    planes, _, _, block_size, head_dim = pages.shape
-    plane, page, *inside = (pages.stride(dim) for dim in range(5))
-    if not pages.is_cpu or inside != [block_size * head_dim, head_dim, 1]:
+    planes, head_dim = pages.shape[0], pages.shape[4]
+    plane, page, head, *inside = (pages.stride(dim) for dim in range(5))
+    if not pages.is_cpu or inside != [head_dim, 1]:
         return None
     # What is read behind a key is the next one, or a value.
     if (planes == 2 and (plane <= 0 or head_dim % 2)) or (planes == 1 and head_dim % 8):
         return None
-    return PageStrides(page, plane if planes == 2 else 0)
+    return PageStrides(page, head, plane if planes == 2 else 0)
