@@ -11,11 +11,11 @@ from octavo.config import ServerConfig
 from octavo.errors import ConfigError
 from octavo.server.app import build_app
 from octavo.server.keys import Key, KeyRing, Scope, hashed, new_key
-from octavo.server.middleware import required_scope
+from octavo.server.middleware import CONSOLE_FILES, is_console_page, required_scope
 from octavo.server.serving import Lifecycle
 from tests.server.world import World, assert_refused, serve_app, wait_for
 
-PROBES = {"/health", "/livez", "/readyz", "/ping", "/metrics", "/version"}
+OPEN = {"/health", "/livez", "/readyz", "/ping", "/metrics", "/version", "/console/about"}
 ADMINS = {"/server_info"}
 """Routes that only keys of the scope admin reach; a new one has to be written down here, or be for everybody."""
 
@@ -96,8 +96,10 @@ def test_every_route_is_open_for_everybody_or_for_admins_on_purpose() -> None:
     app = build_app(Lifecycle(ServerConfig()))
     paths = {path.partition("{")[0] for path in routes_under(app)}
     assert {"/docs", "/openapi.json", "/invocations", "/v1/chat/completions"} <= paths
+    assert is_console_page("GET", CONSOLE_FILES + "x") and not is_console_page("POST", CONSOLE_FILES + "x")
+    paths.remove(CONSOLE_FILES)  # files of the page at /, which asks for the key
     by_scope = {scope: {path for path in paths if required_scope(path) == scope} for scope in (None, *Scope)}
-    assert by_scope[None] == PROBES
+    assert by_scope[None] == OPEN
     assert by_scope[Scope.ADMIN] == ADMINS
     for path in ("/sleep", "/v1/load_lora_adapter", "/v1", "/x", "//v1/models", "/V1/models", "/collective_rpc", ""):
         assert required_scope(path) == Scope.ADMIN, path
