@@ -7,6 +7,7 @@ import sys
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+from octavo import envs
 from octavo.cli.command import Command
 from octavo.cli.options import SERVE_SECTIONS, add_option_flags, chosen_options, option_fields
 from octavo.cli.progress import progress_bars
@@ -14,11 +15,13 @@ from octavo.cli.vllm_env import flags_of, warn_of_missed
 from octavo.config import EngineConfig, ServerConfig
 from octavo.engine.child import EngineChild
 from octavo.engine.options import make_section, make_sections
-from octavo.logging import configure
+from octavo.logging import configure, get_logger
 from octavo.registry import load_object
 
 if TYPE_CHECKING:
     from octavo.server.run import Banner
+
+logger = get_logger(__name__)
 
 MAKE_CONFIG, SERVE = "octavo.engine.resolve:make_config", "octavo.server.run:serve"
 """A second of imports, for the time that the engine's process takes for its own."""
@@ -48,12 +51,20 @@ def run(args: argparse.Namespace) -> int:
             config: EngineConfig = load_object(MAKE_CONFIG)(progress, **options)
             return config
 
-        code: int = load_object(SERVE)(server, resolve, progress=progress, on_ready=_print_banner, child=child)
+        code: int = load_object(SERVE)(server, resolve, progress=progress, on_ready=_announce, child=child)
         return code
 
 
 def _leave(number: int, _: object) -> None:
     sys.exit(128 + number)
+
+
+def _announce(banner: "Banner") -> None:
+    """For people, or as one line of a log that programs read."""
+    if envs.LOG_FORMAT.get() == "json":
+        logger.info("Octavo serves %s at %s", banner.model, banner.url, extra={"fields": banner._asdict()})
+    else:
+        _print_banner(banner)
 
 
 def _print_banner(banner: "Banner") -> None:

@@ -2,6 +2,7 @@
 model, the address (tests have ports of their own) and the share of memory (the machine's, not the deployment's).
 """
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.cli.vllm_command_lines import LINES, CommandLine
 from tests.script_model import write_random_model
 from tests.server.test_process_ends import running
 from tests.server.test_run import free_port
+from tests.server.world import wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -52,6 +54,31 @@ def test_a_real_command_line_starts_a_server_that_answers(
         assert server.wait(30) == 0
         warnings = [entry for entry in server.log if entry.startswith("W ")]
         assert len(warnings) == len(line.ignored), server.log
+
+
+def test_a_server_on_a_unix_socket_logs_objects_and_removes_the_socket(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "octavo.sock"
+    words = (str(folder), "--kv-cache-memory-bytes", "64M", "--uds", str(path), "--log-format", "json",
+             "--uvicorn-log-level", "info", "--disable-access-log-for-endpoints", "/readyz", "--enable-log-requests",
+             "--log-level", "info")  # fmt: skip
+    with (
+        running(free_port(), *words) as server,
+        httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://octavo") as client,
+    ):
+        wait_for(lambda: any("Octavo serves" in line for line in server.log), 90)
+        assert client.get("/readyz").status_code == 200
+        body = {"prompt": "a secret", "max_tokens": 2, "request_id": "abc"}
+        assert client.post("/v1/completions", json=body).status_code == 200
+        os.kill(server.popen.pid, signal.SIGTERM)
+        assert server.wait(30) == 0
+    assert not path.exists()
+    lines = [json.loads(line) for line in server.log]
+    assert any(line["message"].endswith(f"at unix:{path}") for line in lines)
+    (asked,) = [line for line in lines if line.get("prompt_tokens")]
+    assert asked["request_id"].startswith("cmpl-abc") and asked["parameters"]["max_tokens"] == 2
+    answered = [line["message"] for line in lines if line["logger"] == "uvicorn.access"]
+    assert len(answered) == 1 and "/v1/completions" in answered[0]
+    assert len({line["process"] for line in lines}) == 2 and "secret" not in "".join(server.log)
 
 
 def test_an_unwanted_flag_is_one_line_and_comes_at_once(folder: Path) -> None:
