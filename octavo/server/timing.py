@@ -1,6 +1,7 @@
 """Where the time of one request went, for its own answer. Knows no metrics and no API form."""
 
 import time
+from typing import NamedTuple
 
 from octavo.outputs import RequestOutput
 from octavo.server.responses import RequestTimes
@@ -23,13 +24,14 @@ class Timing:
         self._first_s = _earlier(self._first_s, metrics.first_token_time_s)
         for sample in output.outputs:
             if sample.token_ids:
-                state = self._samples.setdefault((prompt_index, sample.index), _Sample(now))
-                state.last_s, state.num_tokens = now, len(sample.token_ids)
+                # Counted from the engine's clock: several tokens may be seen at once.
+                first_s = metrics.first_token_time_s or now
+                self._samples[prompt_index, sample.index] = _Sample(first_s, now, len(sample.token_ids))
 
     def times(self) -> RequestTimes:
         """In milliseconds."""
         gaps = sum(sample.num_tokens - 1 for sample in self._samples.values())
-        spent_s = sum(sample.last_s - sample.first_s for sample in self._samples.values())
+        spent_s = sum(max(0.0, sample.last_s - sample.first_s) for sample in self._samples.values())
         generation_s = None if self._first_s is None else max(0.0, time.monotonic() - self._first_s)
         return RequestTimes(
             time_to_first_token_ms=_ms(self._arrival_s, self._first_s),
@@ -40,12 +42,12 @@ class Timing:
         )
 
 
-class _Sample:
-    """Tokens of one sample, and when the first and the last were seen."""
+class _Sample(NamedTuple):
+    """Tokens of one sample; when the request had its first, and this sample its last one."""
 
-    def __init__(self, now: float) -> None:
-        self.first_s = self.last_s = now
-        self.num_tokens = 0
+    first_s: float
+    last_s: float
+    num_tokens: int
 
 
 def _earlier(known_s: float | None, seen_s: float) -> float | None:
