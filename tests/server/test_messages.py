@@ -119,6 +119,19 @@ def test_why_it_ended(script: World) -> None:
     assert stopped["content"] == [{"type": "text", "text": "The quick "}]
 
 
+def test_output_in_a_schema(varied: World) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}},
+        "required": ["ok"],
+        "additionalProperties": False,
+    }
+    config = {"format": {"type": "json_schema", "schema": schema}}
+    message = ask(varied, output_config=config)
+    assert set(json.loads(message["content"][0]["text"])) == {"ok"} and message["stop_reason"] == "end_turn"
+    assert accumulated(events(varied, output_config=config))["content"] == message["content"]
+
+
 def test_max_tokens_beyond_the_context_is_what_fits(varied: World) -> None:
     message = ask(varied, max_tokens=32_000, temperature=1, top_k=50)
     assert message["stop_reason"] in ("end_turn", "model_context_window_exceeded")

@@ -106,6 +106,20 @@ def test_an_answer_that_is_cut_is_incomplete(client: openai.OpenAI) -> None:
     assert response.incomplete_details is not None and response.incomplete_details.reason == "max_output_tokens"
 
 
+def test_text_in_a_format(varied: World) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}},
+        "required": ["ok"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "name": "answer", "schema": schema, "strict": True}
+    whole = varied.ok(PATH, input="hi", temperature=0, text={"format": form})
+    assert set(json.loads(whole["output"][0]["content"][0]["text"])) == {"ok"} and whole["text"] == {"format": form}
+    streamed = events(varied, input="hi", text={"format": form})[-1]["response"]
+    assert streamed["output"][0]["content"] == whole["output"][0]["content"]
+
+
 def test_thinking_text_and_a_call_are_items(caller: World) -> None:
     with client_of(caller) as client:
         response = client.responses.create(model="test", input="hi", tools=[TOOL], temperature=0)

@@ -1,6 +1,7 @@
 """Text Generation Inference's routes, judged by Hugging Face's own client and by the documented forms."""
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,22 @@ def test_a_stop_string_ends_inside_a_token(tmp_path: Path) -> None:
         assert whole["generated_text"] == "one two" and whole["details"]["finish_reason"] == "stop_sequence"
         assert [token["text"] for token in whole["details"]["tokens"]] == ["one", " two"]
         assert [event["token"] for event in stream(world, "x", stop=["two"])] == whole["details"]["tokens"]
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        {"type": "regex", "value": "[ab]{3}c"},
+        {"type": "json", "value": {"enum": ["aac", "abc"]}},
+        {"type": "json", "value": json.dumps({"enum": ["aac", "abc"]})},
+        {"type": "json_schema", "value": {"name": "x", "schema": {"enum": ["aac", "abc"]}}},
+    ],
+)
+def test_a_grammar_holds_whole_and_streamed(varied: World, grammar: dict[str, Any]) -> None:
+    whole = generate(varied, grammar=grammar, max_new_tokens=40)["generated_text"]
+    assert re.fullmatch('[ab]{3}c|"a[ab]c"', whole), whole
+    assert stream(varied, grammar=grammar, max_new_tokens=40)[-1]["generated_text"] == whole
+    assert "regex" in refused(varied, 422, inputs="hi", parameters={"grammar": {"type": "regex", "value": "("}})
 
 
 def test_the_best_of_several_comes_first(varied: World) -> None:
