@@ -6,6 +6,7 @@ compared, and with what, is in `tests/schedules/world.py`. `scripts/fuzz` runs t
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -15,6 +16,7 @@ import pytest
 from octavo.kernels.cpu import native
 from octavo.ops.dispatch import IMPLS, OPS
 from octavo.platforms.cpu import CpuPlatform
+from octavo.tokenizer.tokenizer import load_tokenizer
 from octavo.worker.sampling_state import SamplingState
 from tests.schedules import faults
 from tests.schedules.schedule import COMPANY, CROWD, Ask, Schedule
@@ -55,6 +57,18 @@ def make_world(root):
 @pytest.mark.parametrize(("shape", "dtype"), [("llama", "bfloat16"), ("gemma3", "float32")])
 def test_a_request_has_the_same_bits_under_any_schedule(make_world, shape, dtype):
     make_world(shape, dtype).fuzz(4, start=1)
+
+
+def test_what_matches_a_pattern_has_the_same_bits_after_preemptions_and_beside_others(make_world):
+    world = make_world("llama", "float32")
+    bound = [Ask(num_own=9 + i, max_tokens=24, n=2, seed=i, pattern="([0-9]{1,3},)+", options=SAMPLED) for i in (1, 2)]
+    schedule = Schedule((*bound, Ask(num_own=20, max_tokens=24, options=SAMPLED)), spare_blocks=3, block_size=4)
+    world.check(schedule)
+    assert world.counts["preemptions"] > 0
+    vocabulary = load_tokenizer(world.folder)
+    for name, heard in world.run(schedule).items():
+        text = vocabulary.decode(heard.token_ids)
+        assert bool(re.fullmatch(r"([0-9]{1,3},)*[0-9]{0,3}", text)) is not name.startswith("2")
 
 
 @pytest.mark.parametrize(("shape", "dtype"), [("wide-80", "float32"), ("wide-256", "bfloat16")])

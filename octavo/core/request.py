@@ -5,7 +5,7 @@ from enum import Enum, auto
 from octavo.core.block_hash import extend_chain, hash_root
 from octavo.core.block_table import BlockTable
 from octavo.grammar.constraint import Constraint
-from octavo.messages import EngineRequest, PromptLogprobs
+from octavo.messages import EngineRequest, NewRow, PromptLogprobs
 from octavo.outputs import FinishReason
 
 Rank = tuple[int, int, int]
@@ -115,6 +115,41 @@ class Request:
         """Whether computed pages may replace computing: not while logprobs of prompt tokens are due."""
         wanted = self.spec.sampling.prompt_logprobs is not None
         return not wanted or self.num_prompt_logprobs >= self.num_prompt_tokens - 1
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether there is no use in admitting it yet; those behind it need not wait."""
+        return self._waits_for_parent or not self.has_grammar
+
+    @property
+    def has_grammar(self) -> bool:
+        """Whether its grammar is compiled, if it needs one."""
+        return self.constraint is None or self.constraint.is_ready
+
+    @property
+    def _waits_for_parent(self) -> bool:
+        """Whether a fork would share more if it came in later."""
+        parent = self.parent
+        if parent is None or parent.status not in (Status.WAITING, Status.RUNNING):
+            return False
+        return parent.num_computed_tokens < min(self.num_common_tokens, self.num_tokens - 1)
+
+    def as_new_row(self) -> NewRow:
+        """What the worker has to know of it when it takes a row."""
+        spec = self.spec
+        return NewRow(
+            request_id=self.request_id,
+            row=self.row,
+            token_ids=self.token_ids.copy(),
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_computed_tokens=self.num_computed_tokens,
+            block_ids=self.block_table.copy_groups(),
+            sampling=spec.sampling,
+            eos_token_ids=spec.eos_token_ids,
+            bad_words_token_ids=spec.bad_words_token_ids,
+            seed=spec.seed,
+            sample_index=spec.sample_index,
+        )
 
     def hash_blocks(self, num_blocks: int, block_size: int) -> list[bytes]:
         """Hashes of at least the first `num_blocks` blocks; each is computed once in a request's life."""

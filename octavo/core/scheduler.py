@@ -31,7 +31,6 @@ from octavo.messages import (
     EngineOutput,
     EngineRequest,
     ModelRunnerOutput,
-    NewRow,
     PageMap,
     PositionLogprobs,
     PromptLogprobs,
@@ -138,7 +137,7 @@ class Scheduler:
 
     def is_waiting_for_grammars(self) -> bool:
         """Whether nothing can run but what waits for its grammar to be compiled."""
-        return not self.running and any(not _has_grammar(request) for request in self.waiting)
+        return not self.running and any(not request.has_grammar for request in self.waiting)
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached pages; False, and nothing happens, while a request holds some."""
@@ -207,7 +206,7 @@ class Scheduler:
 
     def _has_candidate(self) -> bool:
         """Whether somebody waits for nothing but tokens and pages."""
-        return len(self.running) < self._max_running and any(not _must_wait(r) for r in self.waiting)
+        return len(self.running) < self._max_running and any(not r.must_wait for r in self.waiting)
 
     def _grow(self, step: Step, request: Request, num_tokens: int) -> None:
         """Schedule up to `num_tokens` of a running request; if no page is left, the last in rank lose theirs."""
@@ -237,7 +236,7 @@ class Scheduler:
         for request in self.waiting:
             if len(self.running) == self._max_running or step.budget_left() == 0:
                 break
-            if _must_wait(request):
+            if request.must_wait:
                 continue
             # First come, first served: nobody slips past one that has to wait, or a big request would wait forever.
             if not self._try_admit(step, request, kept_blocks):
@@ -315,7 +314,7 @@ class Scheduler:
         plan = SchedulerOutput(
             step=self._stats.steps,
             freed_rows=self._freed_rows,
-            new_rows=[_new_row(request) for request in step.admitted],
+            new_rows=[request.as_new_row() for request in step.admitted],
             rows=[request.row for request in requests],
             num_tokens=list(step.num_tokens.values()),
             num_computed_tokens=[request.num_computed_tokens for request in requests],
@@ -482,15 +481,6 @@ def _own_prompt_tokens(request: Request) -> int:
     return request.num_prompt_tokens if request.spec.fork_of is None else 0
 
 
-def _must_wait(request: Request) -> bool:
-    """Whether there is no use in admitting a request yet; those behind it need not wait."""
-    return _waits_for_parent(request) or not _has_grammar(request)
-
-
-def _has_grammar(request: Request) -> bool:
-    return request.constraint is None or request.constraint.is_ready
-
-
 class _Outcome(NamedTuple):
     """What a step brought, by row."""
 
@@ -498,28 +488,3 @@ class _Outcome(NamedTuple):
     logprobs: dict[int, list[PositionLogprobs]]
     prompt_logprobs: dict[int, PromptLogprobs]
     now_s: float
-
-
-def _waits_for_parent(request: Request) -> bool:
-    """Whether a fork would share more if it came in later."""
-    parent = request.parent
-    if parent is None or parent.status not in (Status.WAITING, Status.RUNNING):
-        return False
-    return parent.num_computed_tokens < min(request.num_common_tokens, request.num_tokens - 1)
-
-
-def _new_row(request: Request) -> NewRow:
-    spec = request.spec
-    return NewRow(
-        request_id=request.request_id,
-        row=request.row,
-        token_ids=request.token_ids.copy(),
-        num_prompt_tokens=request.num_prompt_tokens,
-        num_computed_tokens=request.num_computed_tokens,
-        block_ids=request.block_table.copy_groups(),
-        sampling=spec.sampling,
-        eos_token_ids=spec.eos_token_ids,
-        bad_words_token_ids=spec.bad_words_token_ids,
-        seed=spec.seed,
-        sample_index=spec.sample_index,
-    )

@@ -11,7 +11,6 @@ from typing import NamedTuple
 from octavo.config import EngineConfig
 from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.scheduler import Scheduler
-from octavo.engine.input_processor import eos_token_ids
 from octavo.engine.kv_blocks import fit_max_model_len, with_kv_blocks
 from octavo.engine.protocol import EngineFacts
 from octavo.errors import EngineDeadError
@@ -20,7 +19,6 @@ from octavo.executor.registry import EXECUTORS
 from octavo.grammar.compiler import GrammarCompiler
 from octavo.grammar.constraint import Constraint
 from octavo.grammar.masks import MaskWriter
-from octavo.grammar.vocabulary import Tokens, make_tokens
 from octavo.logging import get_logger
 from octavo.messages import (
     EngineOutput,
@@ -32,7 +30,7 @@ from octavo.messages import (
     SchedulerOutput,
     SchedulerStats,
 )
-from octavo.tokenizer.tokenizer import load_tokenizer
+from octavo.registry import load_object
 
 logger = get_logger(__name__)
 
@@ -80,7 +78,7 @@ class EngineCore:
         pool_tokens = kv.max_request_tokens(whole_prompts=not scheduler.enable_chunked_prefill)
         self.config = config = fit_max_model_len(config, pool_tokens)
         self.executor = executor
-        self._grammars = GrammarCompiler(lambda: _load_tokens(config))
+        self._grammars = GrammarCompiler(lambda: load_object("octavo.engine.vocabulary:load_tokens")(config))
         self._masks = MaskWriter(config.spec.vocab_size)
         self.scheduler = Scheduler(
             scheduler,
@@ -213,12 +211,6 @@ def make_core(config: EngineConfig, progress: Progress | None = None) -> EngineC
     except BaseException:
         executor.close()
         raise
-
-
-def _load_tokens(config: EngineConfig) -> Tokens:
-    """The vocabulary, which nothing else here needs."""
-    tokenizer = load_tokenizer(config.spec.tokenizer_path)
-    return make_tokens(tokenizer, config.spec.vocab_size, eos_token_ids(config, tokenizer))
 
 
 def _no_progress(stage: str, done: int, total: int) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from octavo.grammar.build import build_grammar
 from octavo.messages import EngineRequest
-from octavo.sampling_params import SamplingParams
+from octavo.sampling_params import SamplingParams, StructuredOutputsParams
 
 VOCAB_SIZE = 101
 """No multiple of any vector or panel, so the last part of a row of logits is a ragged one."""
@@ -29,6 +30,7 @@ class Ask:
         leaves: so many steps later it is aborted; None lets it end.
         scored: the prompt's logprobs are asked for.
         priority: as `--scheduling-policy priority` reads it.
+        pattern: a regular expression that the answer matches, as far as it gets.
         options: of `SamplingParams`.
     """
 
@@ -41,12 +43,18 @@ class Ask:
     leaves: int | None = None
     scored: bool = False
     priority: int = 0
+    pattern: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:
         """Prompt and longest answer."""
         return self.num_shared + self.num_own + self.max_tokens
+
+    @property
+    def grammar(self) -> str | None:
+        """Of the pattern."""
+        return None if self.pattern is None else build_grammar(StructuredOutputsParams(regex=self.pattern))
 
     def requests(self, name: str) -> list[EngineRequest]:
         """What the input processor makes of it: one sequence per sample, all but the first forks of it."""
@@ -63,6 +71,7 @@ class Ask:
                     logprobs=2,
                     prompt_logprobs=2 if self.scored and index == 0 else None,
                 ),
+                grammar=self.grammar,
                 eos_token_ids=[2],
                 priority=self.priority,
                 seed=self.seed,
@@ -145,6 +154,7 @@ asks = st.builds(
     leaves=st.one_of(st.none(), st.none(), st.none(), st.integers(0, 12)),
     scored=st.booleans(),
     priority=st.integers(-1, 1),
+    pattern=st.sampled_from([None, None, None, "[a-f]+(x|yz){2,9}[ -~]*", "([0-9]{1,3},)+"]),
     options=sampling_options,
 )
 

@@ -18,6 +18,7 @@ from octavo.engine.resolve import make_config
 from octavo.kernels.cpu import native
 from octavo.messages import EngineOutput, EngineRequest, PositionLogprobs, SchedulerOutput
 from octavo.sampling_params import SamplingParams
+from tests.engine.worlds import write_tokenizer
 from tests.schedules.schedule import MAX_LENGTH, VOCAB_SIZE, Ask, Schedule, schedules
 from tests.tiny import tiny_checkpoint
 
@@ -176,9 +177,15 @@ class World:
         """Everything said under a schedule, by request id."""
         client = self._client(schedule)
         try:
+            for grammar in {ask.grammar for ask in schedule.asks} - {None}:
+                client._core._grammars.compile(grammar).result()  # how long that takes must not decide about aborts
             if schedule.warm:
                 for index, ask in enumerate(schedule.asks):
-                    client.submit(replace(ask, max_tokens=1, n=1, scored=False, options={}).requests(f"warm-{index}"))
+                    client.submit(
+                        replace(ask, max_tokens=1, n=1, scored=False, pattern=None, options={}).requests(
+                            f"warm-{index}"
+                        )
+                    )
                 drain(client)
             if digests is not None:
                 KVTrace(client, digests)
@@ -313,4 +320,5 @@ def checkpoint(root: Path, shape: str) -> Path:
     folder = root / shape
     if not folder.exists():
         tiny_checkpoint(family, folder, vocab_size=VOCAB_SIZE, max_position_embeddings=MAX_LENGTH, **overrides)
+        write_tokenizer(folder)
     return folder
