@@ -363,6 +363,7 @@ class AsyncLLM:
                 self._watchdog.heard()
                 match message:
                     case News(outputs):
+                        self._watchdog.looped()
                         if outputs.stats is not None:
                             self._observe(outputs.stats)
                         await self._process(outputs.outputs)

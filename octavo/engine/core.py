@@ -133,10 +133,12 @@ class EngineCore:
     def step(self) -> EngineOutputs:
         """Run one step and return its news. A step whose execution fails ends its own sequences with "error"."""
         self._check_alive()
+        # Asked before: a grammar that is ready a moment after `schedule` has looked is no reason to give up.
+        waits_for_grammars = self.scheduler.is_waiting_for_grammars()
         while len(self._in_flight) < DEPTH and (plan := self.scheduler.schedule()).rows:
             self._in_flight.append(self._execute(plan))
         if not self._in_flight:
-            if self.scheduler.is_waiting_for_grammars():
+            if waits_for_grammars:
                 time.sleep(GRAMMAR_POLL_S)
             elif self.scheduler.has_unfinished():  # better an end than requests that wait for ever
                 self.failure = EngineDeadError("requests are waiting but the scheduler finds none to run")

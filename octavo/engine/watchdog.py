@@ -23,7 +23,7 @@ MAX_TICK_S = 1.0
 
 
 class Watchdog:
-    """Call `heard`, `stepped` and `worked` with the news, and `tick` a few times a second.
+    """Call `heard`, `looped`, `stepped` and `worked` with the news, and `tick` a few times a second.
 
     Args:
         step_timeout_s: the limit for "endless".
@@ -41,6 +41,10 @@ class Watchdog:
     def stepped(self) -> None:
         """A step has ended, or the first request is open: from here on one should."""
         self._asleep_s = self._without_step_s = 0.0
+
+    def looped(self) -> None:
+        """The steps' thread has come round, with or without a step: it may be waiting for a grammar."""
+        self._asleep_s = 0.0
 
     def worked(self, cpu_s: float) -> None:
         """A heartbeat came, with the CPU time that the steps' thread has used since its start."""

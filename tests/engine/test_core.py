@@ -101,6 +101,17 @@ def test_a_scheduler_that_runs_nobody_ends_the_engine_rather_than_spin(monkeypat
     assert world.reason("r") == "error" and "finds none to run" in world.outputs["r"][-1].error
 
 
+def test_a_grammar_that_is_ready_just_after_the_scheduler_looked_is_waited_for(monkeypatch):
+    world = CoreWorld()
+    world.core.submit([make_request("r", 4)])
+    waits, plans = iter([True]), iter([SchedulerOutput(step=0)])
+    schedule = world.core.scheduler.schedule
+    monkeypatch.setattr(world.core.scheduler, "is_waiting_for_grammars", lambda: next(waits, False))
+    monkeypatch.setattr(world.core.scheduler, "schedule", lambda: next(plans, None) or schedule())
+    world.run()
+    assert world.core.failure is None and world.reason("r") == "length"
+
+
 def test_a_closed_core_refuses_to_step():
     world = CoreWorld()
     world.core.close()

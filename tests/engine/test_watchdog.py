@@ -58,5 +58,12 @@ def test_steps_that_end_start_the_time_again():
         assert world.run(ASLEEP_S - 1, num_open=1) is None
 
 
+def test_a_thread_that_comes_round_without_a_step_is_not_asleep():
+    world = World(60)
+    for _ in range(8):
+        world.watchdog.looped()
+        assert world.run(ASLEEP_S - 1, num_open=1) is None
+
+
 def test_time_that_the_observer_was_stopped_for_does_not_count():
     assert Watchdog(300).tick(3600.0, 5) is None
