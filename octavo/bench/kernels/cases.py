@@ -200,7 +200,8 @@ def _in_pages(kv: Tensor, table: Tensor) -> Tensor:
     padded = F.pad(kv, (0, 0, 0, -kv.shape[3] % BLOCK_SIZE))
     by_block = padded.view(*kv.shape[:3], -1, BLOCK_SIZE, kv.shape[4])
     blocks = by_block.transpose(2, 3).flatten(1, 2)  # [2, B, G, block, D]
-    pages = empty_pages(1, *blocks.shape[1:], kv.dtype, kv.device)[0]
+    num_blocks, groups, block_size, head_dim = blocks.shape[1:]
+    pages = empty_pages(1, num_blocks, groups, block_size, head_dim, kv.dtype, kv.device)[0]
     pages[:, table.flatten()] = blocks
     return pages
 
