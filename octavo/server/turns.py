@@ -130,6 +130,7 @@ class Turns:
         self.reasoning_format = server.reasoning_parser or pick_reasoning_format(sources)
         self._tools = TOOL_FORMATS.load(self.tool_format)
         self._reasoning = REASONING_FORMATS.load(self.reasoning_format) if self.reasoning_format else None
+        self._reads_auto = server.enable_auto_tool_choice
         self._tokenizer = tokenizer
         self._kept_for_tools = _special_ids_in(tokenizer, self._tools.markers)
         self._kept_for_reasoning = _special_ids_in(tokenizer, self._reasoning.markers if self._reasoning else ())
@@ -154,7 +155,7 @@ class Turns:
                 'tool_choice: a required call is not supported by this version; send "auto"', param="tool_choice"
             )
         reasoning, inside = self._thinking(prompt_token_ids, variables, continued)
-        calls = use.functions and use.mode != "none"
+        calls = use.mode == "required" or (use.mode == "auto" and self._reads_auto)
         return TurnPlan(
             self._tokenizer,
             self._tools if calls else None,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 from octavo.config import ServerConfig
@@ -197,10 +198,33 @@ def test_the_formats_can_be_chosen(tmp_path: Path) -> None:
         assert len(made) == 9  # as Mistral's templates want it
 
 
+def test_calls_stay_in_the_text_if_the_server_is_told_so(tmp_path: Path) -> None:
+    text = '<tool_call>{"name": "f"}</tool_call>'
+    folder = write_script_model(tmp_path, distinct_pieces(text, set(), 5), chat_template=TEMPLATE)
+    with serve_app(folder, ServerConfig(enable_auto_tool_choice=False, disable_log_stats=True)) as world:
+        assert ask(world, "x").content == text
+
+
 @pytest.mark.parametrize("wrong", [{"tool_call_parser": "hermess"}, {"reasoning_parser": "qwen"}])
 def test_a_wrong_name_of_a_format_stops_the_start_and_names_the_known_ones(wrong: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=r"--\w+-.*known: .*(hermes|qwen3)"):
         check_formats(ServerConfig(**wrong))
+
+
+def test_the_official_client_puts_streamed_calls_together(tools: World) -> None:
+    with openai.OpenAI(base_url=f"{tools.url}/v1", api_key="any", max_retries=0) as client:
+        asked: Any = {"model": "test", "messages": [{"role": "user", "content": "c"}], "tools": TOOLS, "max_tokens": 99}
+        whole = client.chat.completions.create(**asked).choices[0]
+        with client.chat.completions.stream(**asked) as stream:
+            streamed = stream.get_final_completion().choices[0]
+    for choice in (whole, streamed):
+        assert choice.finish_reason == "tool_calls" and choice.message.content in (None, "")
+        calls = [
+            (call.function.name, call.function.arguments)
+            for call in choice.message.tool_calls or []
+            if call.type == "function"
+        ]
+        assert calls == [("f", '{"x": 1}'), ("g", "{}")]
 
 
 def test_usage_tells_reasoning_tokens_all_along(tools: World) -> None:
