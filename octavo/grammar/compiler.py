@@ -22,17 +22,19 @@ COMPILE_THREADS = 2
 
 
 class ThinkingEnd(NamedTuple):
-    """How thinking ends, in tokens.
+    """How thinking begins and ends, in tokens.
 
     Attributes:
-        token_ids: of the marker.
-        text: the marker, if it is nothing but text: other tokens may spell it too.
+        token_ids: of the marker that ends it.
+        text: that marker, if it is nothing but text: other tokens may spell it too.
         budget: as in `Thinking`.
+        begin: what spells the marker that begins it, special tokens included; b"" if it has begun.
     """
 
     token_ids: list[int]
     text: bytes | None
     budget: int | None
+    begin: bytes
 
 
 class Compiled(NamedTuple):
@@ -117,4 +119,7 @@ def _thinking_end(thinking: Thinking, vocabulary: Vocabulary) -> ThinkingEnd:
     ]
     all_text = all(isinstance(part, str) for part in thinking.end)
     text = "".join(map(str, thinking.end)).encode() if all_text else None
-    return ThinkingEnd([token_id for part in parts for token_id in part], text, thinking.budget)
+    begin = b"".join(
+        vocabulary.token_bytes(part) if isinstance(part, int) else part.encode() for part in thinking.begin
+    )
+    return ThinkingEnd([token_id for part in parts for token_id in part], text, thinking.budget, begin)

@@ -98,11 +98,13 @@ class _Thinking:
     """Looks for the end of the thinking, and brings it about when the budget is spent.
 
     Attributes:
-        is_open: whether the model still thinks.
+        is_open: whether the model thinks, as far as it is known.
     """
 
     def __init__(self, end: ThinkingEnd, token_bytes: Callable[[int], bytes]) -> None:
-        self.is_open = True
+        self.is_open = not end.begin
+        self._may_begin = bool(end.begin)
+        self._lead = b""
         self._end = end
         self._token_bytes = token_bytes
         self._num_tokens = 0
@@ -122,6 +124,9 @@ class _Thinking:
 
     def see(self, token_id: int) -> None:
         """One more token."""
+        if self._may_begin:
+            self._look_for_begin(token_id)
+            return
         if not self.is_open:
             return
         self._num_tokens += 1
@@ -132,6 +137,13 @@ class _Thinking:
             text = self._last_bytes + self._token_bytes(token_id)
             self.is_open = self.is_open and marker not in text
             self._last_bytes = text[1 - len(marker) :] if len(marker) > 1 else b""
+
+    def _look_for_begin(self, token_id: int) -> None:
+        """The first tokens decide whether the model thinks at all."""
+        self._lead = (self._lead + self._token_bytes(token_id)).lstrip()
+        begin = self._end.begin
+        self.is_open = self._lead.startswith(begin)
+        self._may_begin = not self.is_open and begin.startswith(self._lead)
 
 
 def _set(mask: memoryview, token_id: int) -> None:

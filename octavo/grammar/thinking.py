@@ -13,16 +13,22 @@ Marker = str | int
 """Part of the end of a model's thinking: text, or the id of a special token."""
 
 
-class Thinking(msgspec.Struct, frozen=True):
+_BLANKS = r"/\s{0,4}/"
+"""What models write around the markers."""
+
+
+class Thinking(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a model's thinking ends.
 
     Attributes:
         end: parts of the marker, in order.
         budget: after this many tokens the marker is written for the model; None lets it think as long as it likes.
+        begin: parts of the marker without which the model does not think; none if it thinks from the start.
     """
 
     end: list[Marker]
     budget: int | None = None
+    begin: list[Marker] = []
 
 
 class GrammarList(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -32,7 +38,12 @@ class GrammarList(msgspec.Struct, frozen=True, omit_defaults=True):
     thinking: Thinking | None = None
 
 
-def after_thinking(grammar: str | None, end_marker: Marker | Sequence[Marker], budget: int | None = None) -> str:
+def after_thinking(
+    grammar: str | None,
+    end_marker: Marker | Sequence[Marker],
+    budget: int | None = None,
+    begin_marker: Sequence[Marker] = (),
+) -> str:
     """Free text up to and including `end_marker`, and from there on `grammar`.
 
     Args:
@@ -40,22 +51,28 @@ def after_thinking(grammar: str | None, end_marker: Marker | Sequence[Marker], b
         end_marker: "</think>", or the id of a special token, or a sequence of such parts. Text is found however the
             model's tokens cut it. The first part must not occur in the thinking itself.
         budget: most tokens of thinking, before the marker.
+        begin_marker: an answer that does not begin with it is not thinking, and matches `grammar` at once. Empty: it
+            begins inside the thinking.
     """
     end: list[Marker] = [end_marker] if isinstance(end_marker, str | int) else list(end_marker)
-    thinking = Thinking(end, budget)
+    begin = list(begin_marker)
+    thinking = Thinking(end, budget, begin)
     if grammar is None:
         return msgspec.json.encode(GrammarList([], thinking)).decode()
     first, *others = json.loads(grammar)["grammars"]
-    lead = {"lark_grammar": _lead(end)}
+    lead = {"lark_grammar": _lead(begin, end)}
     return msgspec.json.encode(GrammarList([lead, {**first, "name": "answer"}, *others], thinking)).decode()
 
 
-def _lead(end: list[Marker]) -> str:
+def _lead(begin: list[Marker], end: list[Marker]) -> str:
     first, *others = end
     rest = "".join(f" {_term(part)}" for part in others)
-    if isinstance(first, int):
-        return f"start: <[^{first}]>* <[{first}]>{rest} @answer\n"
-    return f"start: thoughts{rest} @answer\nthoughts[lazy]: /(?s:.*)/ {json.dumps(first)}\n"
+    thoughts = f"<[^{first}]>* <[{first}]>" if isinstance(first, int) else "thoughts"
+    rules = "" if isinstance(first, int) else f"thoughts[lazy]: /(?s:.*)/ {json.dumps(first)}\n"
+    thinking = f"{thoughts}{rest}"
+    if begin:
+        thinking = f"({_BLANKS} {' '.join(map(_term, begin))} {thinking} {_BLANKS})?"
+    return f"start: {thinking} @answer\n{rules}"
 
 
 def _term(part: Marker) -> str:

@@ -66,6 +66,7 @@ async def prepare_turn(request: Request, body: ChatRequest, id_prefix: str, *, f
         serving.prompts.variables(conversation),
         continued=conversation.last_text if body.continue_final_message else "",
         include_reasoning=body.include_reasoning,
+        budget=body.thinking_token_budget,
     )
     room = limit - len(prompt.token_ids)
     if fit and body.max_tokens is not None:

@@ -17,7 +17,7 @@ REFUSED: dict[str, str] = {
     "mm_processor_kwargs": "images and audio are not supported by this version",
     "features": "images and audio are not supported by this version",
     "media_io_kwargs": "images and audio are not supported by this version",
-    "thinking_token_budget": "a thinking budget is not supported by this version; use max_tokens",
+    "thinking_token_budget": "there is no thinking in a completion; send it to /v1/chat/completions",
     "repetition_detection": "repetition detection is not supported by this version; use repetition_penalty",
     "watermarking": "watermarks are not supported by this version",
     "logprob_token_ids": "logprobs of chosen ids are not supported by this version; use logprobs",

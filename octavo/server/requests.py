@@ -131,6 +131,7 @@ class ChatRequest(GenerationRequest):
     parallel_tool_calls: bool | None = True
     reasoning_effort: str | None = None
     include_reasoning: bool = True
+    thinking_token_budget: Int | None = Field(None, ge=0)
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     add_special_tokens: bool = False

@@ -58,7 +58,8 @@ def naming_its_field(body: GenerationRequest) -> Iterator[None]:
         param, _, field = (err.param or "").partition(".")
         if param == "structured_outputs" and body.structured_outputs is None:
             guided = {theirs: ours for ours, theirs in GUIDED.items() if getattr(body, ours) is not None}
-            err.param = guided.get(field) or next(iter(guided.values()), "response_format")
+            said = "response_format" if body.response_format is not None else "tools"
+            err.param = guided.get(field) or next(iter(guided.values()), said)
         raise
 
 

@@ -20,16 +20,17 @@ from typing import Any, Literal
 import msgspec
 
 from octavo.config import ServerConfig
-from octavo.errors import ConfigError, UnsupportedError
+from octavo.errors import ClientError, ConfigError
 from octavo.outputs import FinishReason
 from octavo.parsers.calls import Tool
 from octavo.parsers.events import ArgumentsDelta, CallBegun, CallEnded, ContentDelta, Event, ReasoningDelta
 from octavo.parsers.formats import ReasoningFormat, ToolFormat
 from octavo.parsers.registry import REASONING_FORMATS, TOOL_FORMATS, pick_reasoning_format, pick_tool_format
 from octavo.parsers.stream import AnswerReader
-from octavo.sampling_params import SamplingParams
+from octavo.sampling_params import SamplingParams, StructuredOutputsParams
 from octavo.server.generation import Delta
 from octavo.server.tools import ToolUse
+from octavo.server.turn_grammar import calls_grammar, turn_grammar
 from octavo.tokenizer.tokenizer import TextDecoder, Tokenizer
 
 TAIL_TOKENS = 64
@@ -82,7 +83,11 @@ class TurnPlan:
         inside: the prompt ends inside the thinking.
         parallel: more than one call is passed on.
         include_reasoning: thinking is passed on.
-        kept_special_token_ids: special tokens in which the formats write their markers.
+        calls: the grammar of the calls that must come, or of those that may.
+        must_call: the answer is calls and nothing else.
+        budget: most tokens of thinking.
+        special: ids of special tokens, by text.
+        kept_special_token_ids: those in which the formats write their markers.
     """
 
     tokenizer: Tokenizer
@@ -92,12 +97,31 @@ class TurnPlan:
     inside: bool = False
     parallel: bool = True
     include_reasoning: bool = True
+    calls: StructuredOutputsParams | None = None
+    must_call: bool = False
+    budget: int | None = None
+    special: Mapping[str, int] = field(default_factory=dict)
     kept_special_token_ids: tuple[int, ...] = ()
 
     def constrain(self, params: SamplingParams) -> SamplingParams:
-        """The parameters with what this plan needs: special tokens that are markers stay in the text."""
-        kept = self.kept_special_token_ids
-        return msgspec.structs.replace(params, kept_special_token_ids=list(kept)) if kept else params
+        """The parameters with what this plan needs: special tokens that are markers stay in the text; calls, structured
+        text and the thinking before it become one grammar. A call that must come goes before structured text, which goes
+        before strict tools.
+
+        Raises:
+            ClientError: what the answer must match is malformed.
+        """
+        wanted = self.calls if self.must_call else params.structured_outputs or self.calls
+        grammar = turn_grammar(
+            wanted,
+            self.reasoning,
+            self.special,
+            inside=self.inside,
+            is_call=wanted is self.calls,
+            budget=self.budget,
+        )
+        kept = [*self.kept_special_token_ids] or None
+        return msgspec.structs.replace(params, kept_special_token_ids=kept, structured_outputs=grammar)
 
     def reader(self) -> "TurnReader":
         """For one sample."""
@@ -130,10 +154,16 @@ class Turns:
         self.reasoning_format = server.reasoning_parser or pick_reasoning_format(sources)
         self._tools = TOOL_FORMATS.load(self.tool_format)
         self._reasoning = REASONING_FORMATS.load(self.reasoning_format) if self.reasoning_format else None
+        self._strict_level = server.tool_strict_level
+        self._special = {
+            text: token_id
+            for token_id in sorted(tokenizer.special_ids)
+            if (text := tokenizer.token_bytes(token_id).decode())
+        }
         self._reads_auto = server.enable_auto_tool_choice
         self._tokenizer = tokenizer
-        self._kept_for_tools = _special_ids_in(tokenizer, self._tools.markers)
-        self._kept_for_reasoning = _special_ids_in(tokenizer, self._reasoning.markers if self._reasoning else ())
+        self._kept_for_tools = self._special_ids_in(self._tools.markers)
+        self._kept_for_reasoning = self._special_ids_in(self._reasoning.markers if self._reasoning else ())
 
     def plan(
         self,
@@ -143,16 +173,22 @@ class Turns:
         *,
         continued: str = "",
         include_reasoning: bool = True,
+        budget: int | None = None,
     ) -> TurnPlan:
         """How to read the answers to one prompt.
 
         Args:
             variables: of the chat template; they may switch thinking off.
             continued: the text of the message that the answer continues.
+            budget: most tokens of thinking.
+
+        Raises:
+            ClientError: the schema of a tool cannot be enforced, or a budget is given to a model that does not think.
         """
-        if use.mode == "required":
-            raise UnsupportedError(
-                'tool_choice: a required call is not supported by this version; send "auto"', param="tool_choice"
+        if budget is not None and self._reasoning is None:
+            raise ClientError(
+                "thinking_token_budget needs a model whose thinking is known; start with --reasoning-parser",
+                param="thinking_token_budget",
             )
         reasoning, inside = self._thinking(prompt_token_ids, variables, continued)
         calls = use.mode == "required" or (use.mode == "auto" and self._reads_auto)
@@ -164,6 +200,10 @@ class Turns:
             inside=inside,
             parallel=use.parallel,
             include_reasoning=include_reasoning,
+            calls=calls_grammar(self._tools, use, self._strict_level, self._special) if calls else None,
+            must_call=use.mode == "required",
+            budget=budget,
+            special=self._special,
             kept_special_token_ids=(
                 *(self._kept_for_tools if calls else ()),
                 *(self._kept_for_reasoning if reasoning is not None else ()),
@@ -188,12 +228,10 @@ class Turns:
             return None, False
         return form, False
 
-
-def _special_ids_in(tokenizer: Tokenizer, texts: Iterable[str]) -> tuple[int, ...]:
-    """The special tokens that one of `texts` holds."""
-    text = "\n".join(texts)
-    special = {token_id: tokenizer.token_bytes(token_id).decode() for token_id in sorted(tokenizer.special_ids)}
-    return tuple(token_id for token_id, token in special.items() if token and token in text)
+    def _special_ids_in(self, texts: Iterable[str]) -> tuple[int, ...]:
+        """The special tokens that one of `texts` holds."""
+        text = "\n".join(texts)
+        return tuple(token_id for token, token_id in self._special.items() if token in text)
 
 
 def _switched_off(variables: Mapping[str, Any]) -> bool:

@@ -64,6 +64,22 @@ def test_only_what_continues_a_match_is_allowed_and_at_the_end_only_the_end(toke
     assert constraint.is_complete
 
 
+def test_thinking_that_may_begin_is_open_once_its_marker_is_there(tokens: Tokens) -> None:
+    made = after_thinking(choice("yes"), "</t>", budget=6, begin_marker=["<t>"])
+    constraint = following(tokens, made)
+    assert {ord("y"), ord("<")} <= allowed(constraint) and EOS not in allowed(constraint)
+    constraint.consume(list(b"<t>ab"))
+    assert ord("y") in allowed(constraint) and ord("x") in allowed(constraint)
+    constraint.consume(list(b"cdef"))
+    assert allowed(constraint) == {ord("<")}  # the budget is spent
+    constraint.consume(list(b"</t>"))
+    assert ord("y") in allowed(constraint) and ord("x") not in allowed(constraint)
+    other = following(tokens, made)
+    other.begin()
+    other.consume(list(b"yes"))
+    assert allowed(other) == {EOS}
+
+
 def test_stop_ids_of_the_caller_are_allowed_where_the_answer_may_end(tokens: Tokens) -> None:
     constraint = following(tokens, build_grammar(StructuredOutputsParams(regex="ab?")), [TURN])
     assert TURN not in allowed(constraint)
