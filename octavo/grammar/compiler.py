@@ -27,12 +27,14 @@ class ThinkingEnd(NamedTuple):
     Attributes:
         token_ids: of the marker that ends it.
         text: that marker, if it is nothing but text: other tokens may spell it too.
+        next_ids: of a text, the token to write once so many of its bytes are there; None inside a character.
         budget: as in `Thinking`.
         begin: what spells the marker that begins it, special tokens included; b"" if it has begun.
     """
 
     token_ids: list[int]
     text: bytes | None
+    next_ids: list[int | None]
     budget: int | None
     begin: bytes
 
@@ -119,7 +121,15 @@ def _thinking_end(thinking: Thinking, vocabulary: Vocabulary) -> ThinkingEnd:
     ]
     all_text = all(isinstance(part, str) for part in thinking.end)
     text = "".join(map(str, thinking.end)).encode() if all_text else None
+    next_ids = [_first_id(text[place:], vocabulary) for place in range(len(text or b""))] if text else []
     begin = b"".join(
         vocabulary.token_bytes(part) if isinstance(part, int) else part.encode() for part in thinking.begin
     )
-    return ThinkingEnd([token_id for part in parts for token_id in part], text, thinking.budget, begin)
+    return ThinkingEnd([token_id for part in parts for token_id in part], text, next_ids, thinking.budget, begin)
+
+
+def _first_id(raw: bytes, vocabulary: Vocabulary) -> int | None:
+    try:
+        return vocabulary.encode(raw.decode(), add_special_tokens=False)[0]
+    except UnicodeDecodeError:
+        return None

@@ -117,10 +117,18 @@ class _Thinking:
         budget, marker_ids = self._end.budget, self._end.token_ids
         if not self.is_open or budget is None or self._num_tokens < budget:
             return None
+        if self._end.text is not None:
+            return self._next_of_text(self._end.text)
         num_written = len(self._last_ids)
         while self._last_ids[len(self._last_ids) - num_written :] != marker_ids[:num_written]:
             num_written -= 1
         return marker_ids[num_written]
+
+    def _next_of_text(self, marker: bytes) -> int:
+        """Goes on with what there is of the marker, whichever tokens have spelled it."""
+        written = next(n for n in range(len(marker) - 1, -1, -1) if self._last_bytes.endswith(marker[:n]))
+        found = self._end.next_ids[written]
+        return self._end.token_ids[0] if found is None else found
 
     def see(self, token_id: int) -> None:
         """One more token."""

@@ -29,6 +29,8 @@ def calls_grammar(
     forced = use.mode == "required"
     if not forced and level == "auto" and not any(function.strict for function in use.functions):
         return None
+    if not forced and form.whole_answer:  # its calls have no marker that could not be text of another channel
+        return None
     functions = []
     for place, function in enumerate(use.functions):
         if forced or function.strict or level == "parameter":
