@@ -105,7 +105,7 @@ class TurnPlan:
 
     def constrain(self, params: SamplingParams) -> SamplingParams:
         """The parameters with what this plan needs: special tokens that are markers stay in the text; calls, structured
-        text and the thinking before it become one grammar. A call that must come goes before structured text, which goes
+        text and the thinking before it become one grammar. A call that must come goes before structured text, and that
         before strict tools.
 
         Raises:
