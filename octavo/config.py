@@ -210,7 +210,7 @@ class ServerConfig:
     tool_choice asks for a call."""
     tool_strict_level: str = option("auto", choices=("auto", "function", "parameter"))
     """Which calls a grammar holds to the request's tools while the model may choose. auto: where a tool has strict:
-    true, to the tools and to that tool's schema; function: always to the tools; parameter: always to the schemas too."""
+    true, to the tools and to that tool's schema; function: always to the tools; parameter: to the schemas too."""
     stream_interval: int = option(1, ge=1)
     """Tokens between two events of a stream; more saves work for server and client. A request may say its own."""
     disable_console: bool = option(False)
