@@ -1,4 +1,4 @@
-"""KV pages as the native kernels take them: anywhere, if the tokens and dimensions of a head lie one after the other."""
+"""KV pages as native kernels take them: anywhere, if the tokens and dimensions of a head lie one after the other."""
 
 import math
 import mmap
