@@ -23,4 +23,4 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.job.__name__)
 def test_mem_01_nothing_grows_with_requests(server: Served, phase: Phase) -> None:
-    soak(server, phase.job, round(max(1000, phase.count * SCALE)), lambda: None)
+    soak(server, phase, round(max(1000, phase.count * SCALE)), lambda: None)
