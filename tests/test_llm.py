@@ -385,23 +385,30 @@ def test_ctrl_c_ends_the_call_and_the_engine_stays_usable(llm):
     assert token_ids(run(llm, "Hello", greedy())[0]) == expected
 
 
-def test_a_forward_pass_that_fails_costs_only_its_own_requests(make_llm, llm, monkeypatch):
+@pytest.mark.parametrize(
+    ("failing", "lost"), [((3,), 0), ((3, 5), 1), ((3, 4, 5), 2)], ids=["a step", "a row", "both rows"]
+)
+def test_a_forward_pass_that_fails_costs_only_the_requests_that_fail_alone_too(
+    make_llm, llm, monkeypatch, failing, lost
+):
     unlucky = make_llm(max_num_seqs=2)
     prompts = [prompt_of(30 + i) for i in range(5)]
     expected = [token_ids(run(llm, prompt, greedy())[0]) for prompt in prompts]
     runner = unlucky._client._core.executor._worker._runner
     forward, calls = runner._forward, iter(range(1000))
 
-    def fail_once(batch):
-        if next(calls) == 3:
+    def fail_at_times(batch):
+        if next(calls) in failing:
             raise RuntimeError("out of memory")
         return forward(batch)
 
-    monkeypatch.setattr(runner, "_forward", fail_once)
+    monkeypatch.setattr(runner, "_forward", fail_at_times)
     outputs = run(unlucky, prompts, greedy())
-    assert [output.outputs[0].finish_reason for output in outputs] == ["error"] * 2 + ["length"] * 3
-    assert "out of memory" in outputs[0].outputs[0].error
-    assert [token_ids(output) for output in outputs[2:]] == expected[2:]
+    failed = [output for output in outputs if output.outputs[0].finish_reason == "error"]
+    assert len(failed) == lost and all("out of memory" in output.outputs[0].error for output in failed)
+    sound = [i for i, output in enumerate(outputs) if output.outputs[0].finish_reason == "length"]
+    assert len(sound) == 5 - lost
+    assert [token_ids(outputs[i]) for i in sound] == [expected[i] for i in sound]
     assert [token_ids(output) for output in run(unlucky, prompts, greedy())] == expected
 
 
