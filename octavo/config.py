@@ -177,7 +177,8 @@ class ServerConfig:
     port: int = option(8000, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
     api_key: tuple[str, ...] = option((), repeated=True)
-    """Keys a client may present; every route but health, metrics and version then needs one. Also OCTAVO_API_KEY."""
+    """Keys a client may present; every route but health, metrics, version and the console's page then needs one. Also
+    OCTAVO_API_KEY."""
     api_key_file: str | None = option(None, metavar="FILE")
     """Keys by their hashes, as `octavo key new` writes them, each with a name and scopes: infer, admin. Read again on
     SIGHUP."""

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
@@ -31,7 +32,7 @@ class Browser:
     def __init__(self, driver: Chrome, url: str) -> None:
         self.driver = driver
         self.url = url
-        self.seen: list[str] = []
+        self._seen: list[dict[str, Any]] = []
 
     def open(self, fragment: str = "") -> None:
         """Load the page anew."""
@@ -67,6 +68,13 @@ class Browser:
         wait = WebDriverWait(self.driver, timeout_s, poll_frequency=0.05)
         return wait.until(lambda _: condition(), f"{what} did not come about")
 
+    def ask(self, text: str, timeout_s: float = 10.0) -> None:
+        """Send a message in the console and wait for the end of the answer."""
+        ended = ".message.assistant .facts, .message.assistant .error"
+        count = len(self.all(ended))
+        self.one("#input").send_keys(text + Keys.ENTER)
+        self.until(lambda: len(self.all(ended)) > count and self.all("#send"), timeout_s, "the answer")
+
     def resize(self, width: int, height: int, *, phone: bool = False) -> None:
         """Set the size of the page; as a phone, with a finger."""
         metrics = {"width": width, "height": height, "deviceScaleFactor": 0, "mobile": phone}
@@ -79,11 +87,18 @@ class Browser:
 
     def requests(self) -> list[str]:
         """Addresses that have been asked for since the start."""
+        return [request["url"] for request in self._read_requests()]
+
+    def bodies(self, path: str) -> list[Any]:
+        """What has been posted to a path."""
+        return [json.loads(r["postData"]) for r in self._read_requests() if r["url"] == self.url + path]
+
+    def _read_requests(self) -> list[dict[str, Any]]:
         for entry in self.driver.get_log("performance"):
             message = json.loads(entry["message"])["message"]
             if message["method"] == "Network.requestWillBeSent":
-                self.seen.append(message["params"]["request"]["url"])
-        return self.seen
+                self._seen.append(message["params"]["request"])
+        return self._seen
 
     def foreign_requests(self) -> list[str]:
         """Those that went to anybody but the server."""

@@ -103,20 +103,22 @@ export class PageMap {
     const now = performance.now();
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.clearRect(0, 0, this.#canvas.width, this.#canvas.height);
+    const snap = (length) => Math.round(length * ratio) / ratio; // to whole pixels
+    const [width, height] = [snap(leaf), snap(leaf * ASPECT)];
     let moving = false;
     this.#states.forEach((state, page) => {
       const column = page % columns;
-      const x = column * leaf * (1 + GAP) + Math.floor(column / 8) * leaf * (SHEET_GAP - GAP);
-      const y = Math.floor(page / columns) * leaf * (ASPECT + GAP * 1.6);
+      const x = snap(column * leaf * (1 + GAP) + Math.floor(column / 8) * leaf * (SHEET_GAP - GAP));
+      const y = snap(Math.floor(page / columns) * leaf * (ASPECT + GAP * 1.6));
       context.fillStyle = colours[state];
-      context.fillRect(x, y, leaf, leaf * ASPECT);
-      if (state === 3) notch(context, x, y, leaf);
+      context.fillRect(x, y, width, height);
+      if (state === 3) notch(context, x + width, y, snap(leaf * 0.4));
       const age = now - this.#changed[page];
       if (age < FADE_MS && !this.#calm.matches) {
         moving = true;
         context.globalAlpha = 0.55 * (1 - age / FADE_MS) ** 2;
         context.fillStyle = glow;
-        context.fillRect(x, y, leaf, leaf * ASPECT);
+        context.fillRect(x, y, width, height);
         context.globalAlpha = 1;
       }
     });
@@ -127,12 +129,11 @@ export class PageMap {
 }
 
 /** A turned-down corner: shared pages are told by more than their colour. */
-function notch(context, x, y, leaf) {
-  const side = leaf * 0.42;
-  context.clearRect(x + leaf - side, y, side, side);
+function notch(context, right, top, side) {
+  context.clearRect(right - side, top, side, side);
   context.beginPath();
-  context.moveTo(x + leaf - side, y);
-  context.lineTo(x + leaf, y + side);
-  context.lineTo(x + leaf - side, y + side);
+  context.moveTo(right - side, top);
+  context.lineTo(right, top + side);
+  context.lineTo(right - side, top + side);
   context.fill();
 }

@@ -16,6 +16,8 @@ export class TokenView {
   #list = el("div", { class: "token-list", role: "group", "aria-label": "Tokens; arrow keys go through them" });
   #pending = []; // tokens that are a part of a character each
   #decoder = new TextDecoder();
+  #tokens = [];
+  #line = null; // a block of its own, so that a new token does not lay out the lines before it anew
   #shown = null;
 
   constructor(root) {
@@ -40,19 +42,21 @@ export class TokenView {
     const entries = this.#pending.splice(0);
     const logprob = entries.reduce((sum, entry) => sum + entry.logprob, 0);
     const token = el("span", {
-      class: "token", role: "button", tabindex: this.#list.hasChildNodes() ? "-1" : "0",
+      class: "token", role: "button", tabindex: this.#tokens.length ? "-1" : "0",
       "aria-label": `${visible(text)}, ${percent(logprob)}`,
     }, text);
     token.entries = entries;
     token.style.setProperty("--doubt", (1 - Math.exp(logprob)).toFixed(3));
-    this.#list.append(token);
+    this.#line ??= this.#list.appendChild(el("div"));
+    this.#line.append(token);
+    this.#tokens.push(token);
+    if (text.endsWith("\n")) this.#line = null;
   }
 
   #move(event) {
-    const step = { ArrowRight: "nextElementSibling", ArrowLeft: "previousElementSibling" }[event.key];
-    const edge = { Home: "firstElementChild", End: "lastElementChild" }[event.key];
     if (event.key === "Escape") return this.#hide();
-    const next = step ? document.activeElement[step] : edge && this.#list[edge];
+    const at = this.#tokens.indexOf(document.activeElement);
+    const next = this.#tokens[{ ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: this.#tokens.length - 1 }[event.key]];
     if (!next) return;
     event.preventDefault();
     document.activeElement.tabIndex = -1;
