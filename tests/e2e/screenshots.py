@@ -19,7 +19,7 @@ IMAGES = Path(__file__).parents[2] / "docs" / "images"
 MAX_BYTES = 150_000
 
 QUESTION = "Write a recipe for bread: a list of ingredients, then numbered steps."
-SETTINGS = '{"max_tokens": "230", "repetition_penalty": "1.1"}'
+SETTINGS = '{"max_tokens": "170", "repetition_penalty": "1.1"}'
 MOST_IN_DOUBT = """
 const read = (token) => Number(token.style.getPropertyValue("--doubt"));
 const tokens = [...document.querySelectorAll(".token-list .token")].slice(0, 20);
@@ -35,18 +35,22 @@ def main() -> None:
     with running(free_port(), MODEL, *options) as server, tempfile.TemporaryDirectory() as profile:
         server.wait_until_ready()
         with browsing(f"http://127.0.0.1:{server.port}", Path(profile)) as browser:
+            browser.resize(1160, 740)
             browser.prefer("light")
             browser.fresh()
             browser.run("localStorage.setItem('octavo.settings', arguments[0])", SETTINGS)
             browser.open()
             browser.ask(QUESTION, 120)
+            browser.run("document.getElementById('scroll').scrollTop = 0")
             take(browser, "console-chat")
             browser.prefer("dark")
+            browser.button("New chat").click()
             browser.one("#sure").click()
-            browser.ask("And who wrote the first encyclopedia?", 120)
+            browser.ask("Who wrote the first encyclopedia?", 120)
             browser.run(MOST_IN_DOUBT)
             take(browser, "console-sure")
             browser.prefer("light")
+            browser.resize(1160, 780)
             browser.open("#engine")
             with_load(browser.url, lambda: (wait(browser, 25), take(browser, "console-engine")))
             browser.resize(*PHONE, phone=True)
