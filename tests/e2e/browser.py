@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
-from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
@@ -20,6 +20,12 @@ FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-
          "--hide-scrollbars", "--force-color-profile=srgb")  # fmt: skip
 
 PHONE = (390, 844)
+
+VISIBLE = """
+const shown = (node) => node.checkVisibility({ opacityProperty: true, visibilityProperty: true })
+  && node.getBoundingClientRect().width * node.getBoundingClientRect().height > 0;
+return [...document.querySelectorAll(arguments[0])].filter(shown);
+"""
 
 
 class Browser:
@@ -51,7 +57,8 @@ class Browser:
 
     def all(self, selector: str) -> list[WebElement]:
         """Elements that can be seen."""
-        return [found for found in self.driver.find_elements(By.CSS_SELECTOR, selector) if found.is_displayed()]
+        found: list[WebElement] = self.run(VISIBLE, selector)
+        return found
 
     def one(self, selector: str, timeout_s: float = 10.0) -> WebElement:
         """The first element that can be seen, once there is one."""
@@ -65,7 +72,7 @@ class Browser:
 
     def until(self, condition: Callable[[], Any], timeout_s: float = 10.0, what: str = "it") -> Any:
         """The first true value of `condition`."""
-        wait = WebDriverWait(self.driver, timeout_s, poll_frequency=0.05)
+        wait = WebDriverWait(self.driver, timeout_s, 0.05, ignored_exceptions=[StaleElementReferenceException])
         return wait.until(lambda _: condition(), f"{what} did not come about")
 
     def ask(self, text: str, timeout_s: float = 10.0) -> None:

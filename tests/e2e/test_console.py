@@ -80,7 +80,9 @@ def unlock(browser: Browser, key: str = KEY) -> None:
 
 
 def answer(browser: Browser, selector: str = ".text") -> Any:
-    return browser.all(f".message.assistant:last-child {selector}")[-1]
+    found = browser.all(f".message.assistant:last-child {selector}")
+    assert found, browser.one(".message:last-child").text
+    return found[-1]
 
 
 # ---------------------------------------------------------------- the key
@@ -222,7 +224,7 @@ def test_settings_go_with_the_request_and_mistakes_are_told(page: Browser) -> No
     assert "JSON schema: this is not JSON" in answer(page, ".error").text
     page.button("Back to defaults").click()
     page.one("#set-response_format").send_keys('{"const": "yes"}')
-    page.ask("hello")
+    page.ask("well?")
     assert answer(page).text == '"yes"'
 
 
@@ -319,11 +321,7 @@ def test_all_of_it_can_be_done_with_the_keyboard(page: Browser) -> None:
         for _ in range(40):
             page.driver.switch_to.active_element.send_keys(Keys.TAB)
             if focused() == name:
-                style = page.run(
-                    "const s = getComputedStyle(document.activeElement); return s.outlineStyle + s.boxShadow"
-                )
-                ring = page.run("return getComputedStyle(document.querySelector('.composer')).boxShadow")
-                assert not style.startswith("none") or ring != "none"
+                assert page.run("return getComputedStyle(document.activeElement).outlineStyle") == "solid"
                 return
         raise AssertionError(f"Tab does not reach {name}")
 
@@ -360,7 +358,7 @@ def test_the_map_of_pages_and_the_figures_move_while_requests_run(page: Browser,
     )
     picture = "return document.querySelector('.pagemap canvas').toDataURL()"
     page.until(lambda: sum(page.run(counts)) == 256)
-    before, pictures = page.run(counts), [page.run(picture)]
+    pictures = [page.run(picture)]
     headers = {"Authorization": f"Bearer {KEY}"}
     bodies = [
         {"prompt": "A shared beginning of many words. " * 8 + f"{i}!", "max_tokens": 1500, "stream": True}
@@ -383,7 +381,7 @@ def test_the_map_of_pages_and_the_figures_move_while_requests_run(page: Browser,
         assert page.all(".requests .runs")
     page.until(lambda: page.run(counts)[2:] == [0, 0])
     pictures.append(page.run(picture))
-    assert all(one != other for one, other in pairwise(pictures)) and page.run(counts) != before
+    assert all(one != other for one, other in pairwise(pictures))
     assert "abort" in page.one(".requests tbody tr").text or "length" in page.one(".requests tbody tr").text
     page.run("location.hash = '#chat'")
     page.one("#input")
