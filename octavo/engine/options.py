@@ -134,7 +134,6 @@ MISSING = {
     "omni": "image and audio output is",
     "tokenizer_revision": "a revision for the tokenizer alone is (--tokenizer names a folder or file)",
     "code_revision": "code that comes with a checkpoint is",
-    "tool_strict_level": "a strictness for all tools is (a tool's own field `strict` says it)",
     "rope_scaling": "changing the rope by its own flag is (--hf-overrides changes config.json)",
     "rope_theta": "changing the rope by its own flag is (--hf-overrides changes config.json)",
     "model_loader_extra_config": "loading by a plug-in is",
@@ -158,7 +157,6 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "tokenizer_mode": ("auto",),
     "model_impl": ("auto",),
     "collect_detailed_traces": ("none",),
-    "tool_strict_level": ("auto",),
     "limit_mm_per_prompt": ("{}",),
 }
 """Values of names above that ask for nothing, and get no warning."""

@@ -21,7 +21,7 @@ from octavo.config import EngineConfig, ServerConfig
 from octavo.engine import async_llm
 from octavo.engine.async_llm import AsyncLLM
 from octavo.engine.client import ProcessClient
-from octavo.engine.core_process import EngineProcess
+from octavo.engine.core_process import LINGER_MS, EngineProcess
 from octavo.engine.resolve import make_config
 from octavo.server.app import build_app
 from octavo.server.connection import HttpServer, make_http_server
@@ -64,7 +64,7 @@ class ThreadClient(ProcessClient):
     def _connect(self) -> "zmq.Socket[bytes]":
         socket: zmq.Socket[bytes] = self._thread_context.socket(zmq.PUSH)
         socket.set_hwm(0)
-        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.LINGER, LINGER_MS)  # its last words may be said before the connection is made
         socket.connect(f"ipc://{self._folder}/from_engine")
         return socket
 
