@@ -32,11 +32,11 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"NAME is {args.name!r} but must be 1 to 64 letters, digits and ._@-")
     key: str = load_object("octavo.server.keys:new_key")()
     known: Key = load_object("octavo.server.keys:hashed")(args.name, key, args.scope)
+    if args.file is not None:
+        _append(args.file, known.line())
     print(f"key   {key}")
     if args.file is None:
         print(f"line  {known.line()}")
-    else:
-        _append(args.file, known.line())
     return 0
 
 
@@ -46,6 +46,9 @@ def _append(path: str, line: str) -> None:
         descriptor = os.open(os.path.expanduser(path), os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         with os.fdopen(descriptor, "r+") as file:
             text = file.read()
+            name = line.split()[0]
+            if name in (known.partition(" ")[0] for known in text.splitlines()):  # such a file would stop a server
+                raise ConfigError(f"--file {path!r} has a key for {name!r}; choose another NAME, or take its line out")
             file.write(("" if text.endswith("\n") or not text else "\n") + line + "\n")
     except OSError as err:
         raise ConfigError(f"--file {path!r} cannot be written: {err}") from None

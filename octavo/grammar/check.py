@@ -1,5 +1,6 @@
 """The door: a grammar is refused before anything runs, with the place of its fault. Knows no HTTP."""
 
+import json
 from collections import OrderedDict
 
 import msgspec
@@ -8,7 +9,7 @@ from llguidance import LLMatcher, LLTokenizer
 from octavo.errors import ClientError
 from octavo.grammar.build import build_grammar
 from octavo.grammar.compiler import LIMITS, compile_grammar, describe
-from octavo.grammar.json_schema import faulty_part
+from octavo.grammar.json_schema import fault_of, placed, schemas_of
 from octavo.grammar.thinking import GrammarList
 from octavo.grammar.vocabulary import LoadTokens
 from octavo.sampling_params import StructuredOutputsParams
@@ -68,8 +69,12 @@ class GrammarChecker:
 
 
 def _placed(message: str, grammars: list[dict[str, object]]) -> str:
-    """With the place in a JSON schema, which llguidance does not tell; in other grammars it does."""
-    shown = " ".join(message.split())[:400]
-    schema = grammars[0].get("json_schema")
-    place = faulty_part(schema, message) if isinstance(schema, dict) else None
-    return shown if place is None else f"{shown} (at {place} of the schema)"
+    """With the place in a JSON schema, also one inside a grammar; the place in a grammar llguidance tells."""
+    schema, lark = grammars[0].get("json_schema"), grammars[0].get("lark_grammar")
+    if isinstance(schema, dict):
+        return placed(message, schema)
+    if isinstance(lark, str):
+        for inner in schemas_of(lark):
+            if (fault := fault_of(inner)) is not None:
+                return f"{fault}, which begins with {json.dumps(inner, ensure_ascii=False)[:80]}"
+    return " ".join(message.split())[:400]

@@ -105,7 +105,30 @@ def parts_of(schema: dict[str, Any], pointer: str = "", depth: int = 1) -> Itera
     yield Part(pointer, schema)
 
 
-def faulty_part(schema: dict[str, Any], message: str) -> str | None:
+def schemas_of(lark: str) -> Iterator[dict[str, Any]]:
+    """The schemas in a Lark grammar: those of tools, say."""
+    for match in re.finditer(r"%json\s*", lark):
+        try:
+            schema, _ = json.JSONDecoder().raw_decode(lark, match.end())
+        except (ValueError, RecursionError):  # the text of a terminal
+            continue
+        if isinstance(schema, dict):
+            yield schema
+
+
+def fault_of(schema: dict[str, Any]) -> str | None:
+    """What llguidance says against a schema, and where; None if it takes it."""
+    message = LLMatcher.validate_grammar(json.dumps({"grammars": [{"json_schema": schema}]}))
+    return placed(message, schema) if message else None
+
+
+def placed(message: str, schema: dict[str, Any]) -> str:
+    """llguidance's message with the place in the schema, which it does not tell."""
+    shown, place = " ".join(message.split())[:400], _faulty_part(schema, message)
+    return shown if place is None else f"{shown} (at {place} of the schema)"
+
+
+def _faulty_part(schema: dict[str, Any], message: str) -> str | None:
     """JSON pointer of the innermost part that llguidance refuses in the same words; None if there is no such part."""
     shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     for part in itertools.islice(parts_of(schema), _MAX_LOCATED):

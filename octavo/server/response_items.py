@@ -105,6 +105,13 @@ def check_responses(body: ResponsesRequest) -> None:
         raise UnsupportedError("a background response is not streamed; fetch it when it is done", param="background")
 
 
+def own_field(body: ResponsesRequest, param: str | None) -> str | None:
+    """The field of this form for one of the chat form, which is all that the code below knows."""
+    if param is not None and param.startswith("structured_outputs") and body.structured_outputs is None:
+        return "tools" if body.text is None or body.text.format is None else "text.format"
+    return {"prompt": "input", "messages": "input", "max_tokens": "max_output_tokens"}.get(param or "", param)
+
+
 def input_items(given: str | list[dict[str, Any]]) -> list[Item]:
     """The input as items."""
     if isinstance(given, str):

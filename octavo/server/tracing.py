@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo.errors import ConfigError
+from octavo.logging import adopt
 from octavo.sampling_params import SamplingParams
 
 FLUSH_S = 2.0
@@ -63,6 +64,7 @@ class Tracer:
             raise ConfigError(
                 f"--otlp-traces-endpoint needs OpenTelemetry ({err}); install it with: pip install 'octavo[otel]'"
             ) from None
+        adopt("opentelemetry", "warning")
         name = os.environ.get("OTEL_SERVICE_NAME", "octavo")
         self._provider = TracerProvider(resource=Resource.create({"service.name": name}), shutdown_on_exit=False)
         self._exporter = OTLPSpanExporter(endpoint=traces_url(endpoint))

@@ -32,12 +32,12 @@ def calls_grammar(
     if not forced and form.whole_answer:  # its calls have no marker that could not be text of another channel
         return None
     functions = []
-    for place, function in enumerate(use.functions):
+    for function in use.functions:
         if forced or function.strict or level == "parameter":
             try:
                 checked_schema(function.parameters)
             except ClientError as err:
-                raise ClientError(f"tools[{place}].function.parameters: {err.message}", param="tools") from None
+                raise ClientError(f"parameters of {function.name[:80]!r}: {err.message}", param="tools") from None
             functions.append(function)
         else:
             functions.append(function._replace(parameters=ANY_OBJECT))

@@ -113,7 +113,8 @@ def test_a_schema_that_cannot_be_enforced_is_refused_with_its_tool(babbler: Worl
         tools = [TOOLS[0], {"type": "function", "function": {"name": "h", "parameters": schema}}]
         for stream in (False, True):
             body = {"messages": [{"role": "user", "content": "x"}], "tools": tools, "stream": stream}
-            assert_refused(babbler.post("/v1/chat/completions", tool_choice="required", **body), 400, "tools")
+            refused = assert_refused(babbler.post("/v1/chat/completions", tool_choice="required", **body), 400, "tools")
+            assert "(at /properties/a of the schema), which begins with" in refused["message"]
     assert babbler.chat("x", tools=tools)["choices"]
 
 

@@ -79,6 +79,8 @@ def test_the_command_shows_a_key_once_and_its_line(tmp_path: Path, capsys: pytes
     found = [ring.find(one.encode()) for one in (key, second)]
     assert [one and (one.name, one.scopes) for one in found] == [("ann", set(Scope)), ("bob", {Scope.INFER})]
     assert main.run(["key", "new", "a b"]) == 2
+    assert main.run(["key", "new", "bob", "--file", str(file)]) == 2  # the server would not start with two of that name
+    assert capsys.readouterr().out == "" and len(file.read_text().splitlines()) == 2
     assert main.run(["key", "new", "cy", "--file", str(tmp_path / "fresh")]) == 0
     assert (tmp_path / "fresh").stat().st_mode & 0o077 == 0
 

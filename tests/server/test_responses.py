@@ -269,6 +269,9 @@ def test_a_store_in_a_file_survives_a_restart(random_folder: Path, tmp_path: Pat
         ({"input": "hi", "top_logprobs": 21}, "top_logprobs"),
         ({"input": "hi", "text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"input": "hi", "text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        ({"input": "hi", "text": {"format": {"type": "json_schema", "schema": {"type": "x"}}}}, "text.format"),
+        ({"input": "hi", "tools": [{**TOOL, "parameters": {"type": "x"}}], "tool_choice": "required"}, "tools"),
+        ({"input": "hi", "max_output_tokens": 10**9}, "max_output_tokens"),
     ],
 )
 def test_bad_bodies_name_the_field(script: World, body: dict[str, Any], param: str | None) -> None:

@@ -1,5 +1,6 @@
 """Traces as a collector on loopback receives them."""
 
+import logging
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from octavo.config import ServerConfig
 from octavo.errors import ConfigError
+from octavo.logging import get_logger
 from octavo.server.tracing import Tracer, traces_url
 from tests.server.world import World, serve_app
 
@@ -129,6 +131,7 @@ def test_a_collector_that_is_gone_holds_up_neither_requests_nor_the_end(script_f
         assert world.lifecycle.tracer is not None
         world.lifecycle.tracer.close()
         assert time.monotonic() - start < 10
+    assert logging.getLogger("opentelemetry").handlers == get_logger("octavo").handlers
 
 
 @pytest.mark.parametrize("endpoint", ["127.0.0.1:4318", "grpc://127.0.0.1:4317", "http://", "file:///tmp/x"])

@@ -16,7 +16,7 @@ from octavo.server.collection import owner_of
 from octavo.server.errors import failure
 from octavo.server.files import new_id
 from octavo.server.response_events import Event, ResponseWriter, fail, new_response
-from octavo.server.response_items import Item, ResponsesRequest, check_responses, input_items, to_chat
+from octavo.server.response_items import Item, ResponsesRequest, check_responses, input_items, own_field, to_chat
 from octavo.server.response_store import ResponseStore, StoredResponse
 from octavo.server.responses import Deleted, json_response
 from octavo.server.serving import lifecycle_of
@@ -50,8 +50,7 @@ async def create(request: Request, body: ResponsesRequest = json_body(ResponsesR
     try:
         return await _create(request, body)
     except ClientError as err:
-        if err.param in ("prompt", "messages"):  # what is below this route knows no items
-            err.param = "input"
+        err.param = own_field(body, err.param)
         raise
 
 
