@@ -25,8 +25,9 @@ BAD_FIELDS: list[dict[str, Any]] = [
     {"stop": 5}, {"seed": 2**80}, {"logit_bias": {"99999": 1}}, {"logit_bias": {"x": 1}}, {"logit_bias": [1]},
     {"allowed_token_ids": []}, {"allowed_token_ids": [10**7]}, {"bad_words": [""]}, {"stop_token_ids": [-1]},
     {"presence_penalty": 9}, {"repetition_penalty": 0}, {"min_tokens": 9, "max_tokens": 3}, {"model": "nobody"},
-    {"stream_options": {"include_usage": True}, "stream": False}, {"response_format": {"type": "json_object"}},
-    {"guided_json": {"type": "object"}}, {"suffix": "x"}, {"best_of": 5}, {"priority": "high"}, {"cache_salt": "a/b"},
+    {"stream_options": {"include_usage": True}, "stream": False}, {"response_format": {"type": "json_schema"}},
+    {"guided_json": {"type": "strng"}}, {"structured_outputs": {"regex": "["}}, {"guided_choice": []},
+    {"suffix": "x"}, {"best_of": 5}, {"priority": "high"}, {"cache_salt": "a/b"},
     {"prompt_logprobs": 5, "stream": True}, {"prompt_logprobs": 9999}, {"truncate_prompt_tokens": 0},
     {"request_id": "a b"}, {"allowed_token_ids": [byte_id("a")], "bad_words": ["a"]},
 ]  # fmt: skip
