@@ -42,6 +42,9 @@ async def run_online(
         url: base of the API, e.g. "http://127.0.0.1:8000/v1".
         max_concurrency: most requests open at once; None is no limit.
         request_rate: requests per second, evenly spaced; None sends each when its item arrives.
+
+    Returns:
+        The figures of `summarize`, and `client_cpu_s`: CPU time of this process, which the server may have lacked.
     """
     gate = asyncio.Semaphore(max_concurrency or len(workload))
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -56,9 +59,10 @@ async def run_online(
             if on_progress is not None:
                 on_progress("requests", len(times), len(workload))
 
-        start_s = time.perf_counter()
+        start_s, start_cpu_s = time.perf_counter(), time.process_time()
         await asyncio.gather(*(one(i, item) for i, item in enumerate(workload)))
-        return summarize(times, time.perf_counter() - start_s)
+        elapsed_s, cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
+        return {**summarize(times, elapsed_s), "client_cpu_s": round(cpu_s, 3)}
 
 
 async def _stream(client: httpx.AsyncClient, model: str, item: WorkItem) -> RequestTimes:

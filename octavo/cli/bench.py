@@ -48,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_workload_flags(serve)
     serve.add_argument("--url", default="http://127.0.0.1:8000/v1", help="base of the API (default: %(default)s)")
     serve.add_argument("--base-url", help="the same without /v1, as vLLM's benchmark has it")
-    serve.add_argument("--host", help="with --port: the server's address, in place of a URL")
-    serve.add_argument("--port", type=int, default=8000, help="(default: 8000)")
+    serve.add_argument("--host", help="the server's address, in place of a URL (with --port: 127.0.0.1)")
+    serve.add_argument("--port", type=int, help="its port, in place of a URL (with --host: 8000)")
     serve.add_argument("--model", help="model to ask for (default: the first one the server lists)")
     serve.add_argument("--api-key", help="key to present")
     serve.add_argument("--max-concurrency", type=int, help="most requests open at once (default: no limit)")
@@ -127,8 +127,8 @@ def _latency(args: argparse.Namespace) -> dict[str, object]:
 
 def _serve(args: argparse.Namespace) -> dict[str, object]:
     url = args.url
-    if args.base_url or args.host:
-        url = (args.base_url or f"http://{args.host}:{args.port}").rstrip("/") + "/v1"
+    if args.base_url or args.host or args.port:
+        url = (args.base_url or f"http://{args.host or '127.0.0.1'}:{args.port or 8000}").rstrip("/") + "/v1"
     if args.save_result and not args.json:
         args.json = str(Path(args.result_dir, args.result_filename))
     card = fetch_model_card(url, args.api_key, args.model)

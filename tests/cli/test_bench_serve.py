@@ -36,6 +36,13 @@ def test_figures_of_a_workload_add_up(world: World, tmp_path: Path, capsys: pyte
     assert 0 < figures["ttft_s"]["p50"] <= figures["elapsed_s"] and figures["itl_s"]["p50"] is not None
     assert figures["output_tokens_per_s"] == pytest.approx(14 / figures["elapsed_s"], rel=0.05)
     assert json.loads((tmp_path / "out.json").read_text()) == figures
+    assert figures["client_cpu_s"] > 0
+
+
+def test_a_port_alone_is_one_of_this_machine(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    port = world.url.rpartition(":")[2]
+    figures = bench(capsys, "--port", port, "--api-key", "k", "--requests", "1", "--input-len", "6000", code=1)
+    assert "prompt has 6000 tokens" in figures["first_error"]
 
 
 def test_the_words_of_vllms_benchmark_mean_the_same(

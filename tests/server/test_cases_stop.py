@@ -22,17 +22,19 @@ from tests.server.world import World, assert_refused, finish_reasons, joined
 def test_stp_01_stop_strings_cut_at_the_character(
     script: World, route: str, options: dict[str, Any], text: str, stop_reason: str | None
 ) -> None:
-    if route == "completions":
-        whole, chunks = script.complete("hi", max_tokens=20, **options), script.stream_complete("hi", **options)
-    else:
-        whole, chunks = script.chat(max_tokens=20, **options), script.stream_chat(**options)
-    assert text_of(whole) == joined(chunks) == text
-    assert whole["choices"][0]["finish_reason"] == "stop" and finish_reasons(chunks) == ["stop"]
+    ask, stream = (
+        (script.complete, script.stream_complete) if route == "completions" else (script.chat, script.stream_chat)
+    )
+    whole = ask("hi", max_tokens=20, **options)
+    assert text_of(whole) == text and whole["choices"][0]["finish_reason"] == "stop"
     assert whole["choices"][0]["stop_reason"] == stop_reason
-    sent = ""
-    for chunk in chunks:
-        sent += joined([chunk])
-        assert text.startswith(sent), "a delta shows text past the cut"
+    for interval in (1, 2, 3, 7, 50):
+        chunks = stream("hi", stream_interval=interval, **options)
+        assert joined(chunks) == text and finish_reasons(chunks) == ["stop"]
+        sent = ""
+        for chunk in chunks:
+            sent += joined([chunk])
+            assert text.startswith(sent), "a delta shows text past the cut"
 
 
 @pytest.mark.parametrize("stop", ["", [""], ["", "x"]])
