@@ -336,9 +336,7 @@ class PagedHarness:
 
 def new_pool(spec: KVGroupSpec, num_blocks: int, block_size: int, dtype: torch.dtype) -> Tensor:
     """[L, 2, B, G, block, D] of NaN: whatever is read without having been written shows."""
-    heads, size = spec.num_kv_heads, spec.head_dim
-    pool = empty_pages(spec.num_layers, num_blocks, heads, block_size, size, dtype, torch.device("cpu"))
-    return pool.fill_(float("nan"))
+    return empty_pages(spec, num_blocks, block_size, dtype, torch.device("cpu")).fill_(float("nan"))
 
 
 def run_model(model: CausalLM, prompts: Sequence[Sequence[int]], **options: Any) -> list[Tensor]:

@@ -39,15 +39,6 @@ def build_grammar(params: StructuredOutputsParams) -> str:
     return grammar
 
 
-def json_rule(schema: dict[str, Any]) -> str:
-    """A JSON schema as a term of a Lark rule, with blanks of bounded length.
-
-    Raises:
-        ClientError: the schema cannot be enforced.
-    """
-    return "%json " + json.dumps(checked_schema(schema))
-
-
 def lark_grammar(text: str) -> str:
     """A grammar in llguidance's dialect of Lark; JSON schemas in it get blanks of bounded length, unless they say how.
 

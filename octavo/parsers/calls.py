@@ -151,6 +151,31 @@ def sequence(writer: "GrammarWriter", parts: Mapping[str, str], required: Collec
     return first
 
 
+def call_list(source: Source, calls: Calls, read: Callable[[], Steps[bool]], *, commas: bool = True) -> Steps[bool]:
+    """Calls one after the other, up to the "]" of their list. False, with nothing yielded: the first is none.
+
+    Args:
+        read: reads one, as `Layout.read`.
+        commas: without one between two, the list has ended.
+    """
+    first = calls.num_begun
+    while True:
+        yield from source.skip_space()
+        mark = source.mark()
+        if not (yield from read()):
+            if calls.num_begun == first:
+                source.forget(mark)
+                return False
+            source.back(mark)  # what follows the calls is text
+            return True
+        source.forget(mark)
+        yield from source.skip_space()
+        if (yield from source.take("]")):
+            return True
+        if not (yield from source.take(",")) and (commas or not (yield from source.peek())):
+            return True
+
+
 def whole_call(calls: Calls, name: str, arguments: str) -> Steps[None]:
     """A call whose arguments are known."""
     begun = calls.begin(name)

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo.parsers.calls import MAX_NAME, NAME_CHARACTER, NO_FRAME, Calls, Tool, json_arguments, whole_call
+from octavo.parsers.calls import MAX_NAME, NAME_CHARACTER, NO_FRAME, Calls, Tool, call_list, json_arguments, whole_call
 from octavo.parsers.events import CallEnded, Steps
 from octavo.parsers.json_text import json_string, read_json
 from octavo.parsers.source import Source
@@ -47,22 +47,7 @@ class JsonCalls:
         yield from source.skip_space()
         if not (yield from source.take("[")):
             return (yield from self._objects(source, calls, close))
-        first = calls.num_begun
-        while True:
-            yield from source.skip_space()
-            mark = source.mark()
-            if not (yield from _object(source, calls, close)):
-                if calls.num_begun == first:
-                    source.forget(mark)
-                    return False
-                source.back(mark)  # what follows the calls is text
-                return True
-            source.forget(mark)
-            yield from source.skip_space()
-            if (yield from source.take("]")):
-                return True
-            if not (yield from source.take(",")):
-                return True
+        return (yield from call_list(source, calls, lambda: _object(source, calls, close)))
 
     def _objects(self, source: Source, calls: Calls, close: str) -> Steps[bool]:
         if not (yield from _object(source, calls, close)):

@@ -7,7 +7,7 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo.parsers.calls import MAX_NAME, Calls, Tool, broken_call, sequence
+from octavo.parsers.calls import MAX_NAME, Calls, Tool, broken_call, call_list, sequence
 from octavo.parsers.events import ArgumentsDelta, CallEnded, Steps
 from octavo.parsers.json_text import MAX_DEPTH, json_string
 from octavo.parsers.source import Source
@@ -47,22 +47,7 @@ class PythonicCalls:
         yield from source.skip_space()
         if not (yield from source.take("[")) and self.listed:
             return False
-        first = calls.num_begun
-        while True:
-            yield from source.skip_space()
-            mark = source.mark()
-            if not (yield from _call(source, calls, close)):
-                if calls.num_begun == first:
-                    source.forget(mark)
-                    return False
-                source.back(mark)  # what follows the calls is text
-                return True
-            source.forget(mark)
-            yield from source.skip_space()
-            if (yield from source.take("]")):
-                return True
-            if not (yield from source.take(",")) and (self.listed or not (yield from source.peek())):
-                return True
+        return (yield from call_list(source, calls, lambda: _call(source, calls, close), commas=self.listed))
 
 
 def _call(source: Source, calls: Calls, close: str) -> Steps[bool]:

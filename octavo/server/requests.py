@@ -53,12 +53,11 @@ class EngineBody(Body):
     return_metrics: bool | None = False
 
 
-class GenerationRequest(EngineBody):
-    """What chat and completions have in common. None means: not said, the model's default applies."""
+class SamplingBody(EngineBody):
+    """How tokens are chosen, for routes that say it in OpenAI's words and vLLM's. None means: not said, the model's
+    default applies.
+    """
 
-    n: Int | None = None
-    max_tokens: Int | None = Field(None, ge=0)
-    max_completion_tokens: Int | None = Field(None, ge=0)
     temperature: Float | None = None
     top_p: Float | None = None
     top_k: Int | None = None
@@ -69,17 +68,29 @@ class GenerationRequest(EngineBody):
     seed: Int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[Int] | None = None
-    bad_words: list[str] | None = None
-    include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: Int | None = None
+    structured_outputs: dict[str, Any] | None = None
+
+
+SAMPLING_FIELDS = tuple(SamplingBody.__annotations__)
+"""Those that `SamplingBody` adds."""
+
+
+class GenerationRequest(SamplingBody):
+    """What chat and completions have in common."""
+
+    n: Int | None = None
+    max_tokens: Int | None = Field(None, ge=0)
+    max_completion_tokens: Int | None = Field(None, ge=0)
+    bad_words: list[str] | None = None
+    include_stop_str_in_output: bool | None = None
     prompt_logprobs: Int | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     logit_bias: dict[str, Float] | None = None
     allowed_token_ids: list[Int] | None = None
     response_format: dict[str, Any] | None = None
-    structured_outputs: dict[str, Any] | None = None
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None

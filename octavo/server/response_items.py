@@ -6,18 +6,14 @@ from typing import Any, Literal
 from pydantic import Field
 
 from octavo.errors import ClientError, UnsupportedError
-from octavo.server.requests import Body, ChatRequest, EngineBody, Float, Int
+from octavo.server.requests import SAMPLING_FIELDS, Body, ChatRequest, Int, SamplingBody
 
 Item = dict[str, Any]
 
 INCLUDABLE = ("message.output_text.logprobs", "reasoning.encrypted_content")
 """What `include` may ask for. Thinking is sent in plain, so its encrypted form is never needed."""
 
-SAME_NAME = (
-    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed",
-    "stop", "stop_token_ids", "ignore_eos", "min_tokens", "chat_template_kwargs", "parallel_tool_calls", "priority",
-    "cache_salt", "model",
-)  # fmt: skip
+SAME_NAME = (*SAMPLING_FIELDS, "chat_template_kwargs", "parallel_tool_calls", "priority", "cache_salt", "model")
 """Fields that the chat form has too."""
 
 
@@ -45,7 +41,7 @@ class ReasoningConfig(Body):
     summary: str | None = None
 
 
-class ResponsesRequest(EngineBody):
+class ResponsesRequest(SamplingBody):
     """Body of POST /v1/responses."""
 
     input: str | list[dict[str, Any]]
@@ -66,20 +62,7 @@ class ResponsesRequest(EngineBody):
     metadata: dict[str, str] | None = Field(None, max_length=16)
     service_tier: str | None = None
     user: str | None = None
-    temperature: Float | None = None
-    top_p: Float | None = None
-    top_k: Int | None = None
-    min_p: Float | None = None
-    presence_penalty: Float | None = None
-    frequency_penalty: Float | None = None
-    repetition_penalty: Float | None = None
-    seed: Int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[Int] | None = None
-    ignore_eos: bool | None = None
-    min_tokens: Int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    structured_outputs: dict[str, Any] | None = None
 
 
 def check_responses(body: ResponsesRequest) -> None:
@@ -137,8 +120,6 @@ def to_chat(body: ResponsesRequest, items: Iterable[Item]) -> ChatRequest:
     fields["max_completion_tokens"] = body.max_output_tokens
     if body.reasoning is not None:
         fields["reasoning_effort"] = body.reasoning.effort
-    if body.structured_outputs is not None:
-        fields["structured_outputs"] = body.structured_outputs
     if body.top_logprobs is not None or INCLUDABLE[0] in body.include:
         fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     return ChatRequest.model_validate(fields)

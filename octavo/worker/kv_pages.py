@@ -26,7 +26,7 @@ class KVPages:
         device: torch.device,
     ) -> None:
         self.pools: list[Tensor] = [
-            empty_pages(group.num_layers, count, group.num_kv_heads, block_size, group.head_dim, dtype, device)
+            empty_pages(group, count, block_size, dtype, device)
             for group, count in zip(groups, num_blocks, strict=True)
         ]
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from tests.e2e.served import Served, served
 from tests.script_model import TOOLS_TEMPLATE, pieces_of, write_script_model
-from tests.server.test_messages import ARGUMENTS, SPOKEN, TEXT, THOUGHT
+from tests.server.conftest import ARGUMENTS, SPOKEN, TEXT, THOUGHT
 
 pytestmark = pytest.mark.slow
 

@@ -183,17 +183,18 @@ def test_pages_are_told_also_when_somebody_who_asked_has_gone(make_engine):
     async def run():
         async with make_engine() as engine:
             prompt = list(range(3, 23))
-            running = asyncio.create_task(collect(engine, [SLOW, *prompt], "r", max_tokens=20))
-            await asyncio.sleep(0.2)
+            running = engine.generate([SLOW, *prompt], SamplingParams(**GREEDY, max_tokens=50), "r")
+            await anext(running)
             impatient = asyncio.create_task(engine.page_maps())
             await asyncio.sleep(0)
             impatient.cancel()
             [pages] = await engine.page_maps()
             assert pages.states.count(2) == pages.num_used >= 2 and len(pages.states) == pages.num_blocks
-            await running
+            async for _ in running:
+                pass
             assert engine.is_alive and (await engine.page_maps())[0].num_used == 0
             [request] = engine.recent_requests()
-            assert (request.num_prompt_tokens, request.samples[0].num_tokens) == (21, 20)
+            assert (request.num_prompt_tokens, request.samples[0].num_tokens) == (21, 50)
 
     asyncio.run(run())
 

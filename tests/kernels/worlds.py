@@ -6,12 +6,14 @@ import torch
 from torch import Tensor
 
 from octavo.attention.batch import AttentionBatch
+from octavo.config import KVGroupSpec
 from octavo.ops.empty_pages import empty_pages
 
 
 def in_a_pool(pages: Tensor) -> Tensor:
     """The same pages [2, B, G, block, D] as they lie in a pool of two layers."""
-    pool = empty_pages(2, *pages.shape[1:], pages.dtype, pages.device)
+    _, num_blocks, heads, block_size, head_dim = pages.shape
+    pool = empty_pages(KVGroupSpec("full", 2, heads, head_dim), num_blocks, block_size, pages.dtype, pages.device)
     return pool[1].copy_(pages)
 
 

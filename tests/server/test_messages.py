@@ -1,15 +1,13 @@
 """/v1/messages and /v1/messages/count_tokens: Anthropic's form, its events in their order, its errors."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from octavo.config import ServerConfig
-from tests.script_model import TOOLS_TEMPLATE, pieces_of, write_script_model
-from tests.server.conftest import SENTENCE
+from tests.server.conftest import ARGUMENTS, SENTENCE, TEXT, THOUGHT
 from tests.server.world import World, serve_app, strict_json
 
 PATH = "/v1/messages"
@@ -19,20 +17,6 @@ TOOL = {
     "description": "Weather",
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
 }
-THOUGHT, TEXT, ARGUMENTS = "hmm, is it?", "Let me look.", {"city": "Paris", "days": 2}
-SPOKEN = f"<think>{THOUGHT}</think>\n\n{TEXT}\n<tool_call>\n" + (
-    json.dumps({"name": "get_weather", "arguments": ARGUMENTS}) + "\n</tool_call>"
-)
-
-
-@pytest.fixture(scope="module", params=[3, 7, 50])
-def caller(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """A server whose model thinks, speaks and calls a tool, in tokens of about that many characters."""
-    folder = tmp_path_factory.mktemp("caller")
-    write_script_model(folder, pieces_of(SPOKEN, request.param), context_length=2048, chat_template=TOOLS_TEMPLATE)
-    server = ServerConfig(disable_log_stats=True, tool_call_parser="hermes", reasoning_parser="qwen3")
-    with serve_app(folder, server) as world:
-        yield world
 
 
 def ask(world: World, messages: Any = None, **body: Any) -> Any:
@@ -42,17 +26,7 @@ def ask(world: World, messages: Any = None, **body: Any) -> Any:
 
 
 def events(world: World, **body: Any) -> list[Any]:
-    body = {"model": "test", "max_tokens": 300, "messages": USER, "temperature": 0, "stream": True, **body}
-    with world.http.stream("POST", PATH, json=body) as response:
-        assert response.status_code == 200 and response.headers["content-type"].startswith("text/event-stream")
-        found = []
-        for block in response.read().decode().split("\n\n"):
-            if block:
-                name, data = block.split("\n")
-                event = strict_json(data.removeprefix("data: "))
-                assert name == f"event: {event['type']}"
-                found.append(event)
-    return found
+    return world.named_events(PATH, **{"model": "test", "max_tokens": 300, "messages": USER, "temperature": 0, **body})
 
 
 def accumulated(found: list[Any]) -> Any:

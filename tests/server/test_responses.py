@@ -9,10 +9,8 @@ import openai
 import pytest
 
 from octavo.config import ServerConfig
-from tests.script_model import TOOLS_TEMPLATE, pieces_of, write_script_model
-from tests.server.conftest import SENTENCE
-from tests.server.test_messages import ARGUMENTS, SPOKEN, TEXT, THOUGHT
-from tests.server.world import World, assert_refused, serve_app, strict_json, wait_for
+from tests.server.conftest import ARGUMENTS, SENTENCE, TEXT, THOUGHT
+from tests.server.world import World, assert_refused, serve_app, wait_for
 
 PATH = "/v1/responses"
 TOOL: Any = {
@@ -31,26 +29,8 @@ def client(script: World) -> Iterator[openai.OpenAI]:
         yield client
 
 
-@pytest.fixture(scope="module", params=[3, 7, 50])
-def caller(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """A server whose model thinks, speaks and calls a tool, in tokens of about that many characters."""
-    folder = tmp_path_factory.mktemp("caller")
-    write_script_model(folder, pieces_of(SPOKEN, request.param), context_length=2048, chat_template=TOOLS_TEMPLATE)
-    server = ServerConfig(disable_log_stats=True, tool_call_parser="hermes", reasoning_parser="qwen3")
-    with serve_app(folder, server) as world:
-        yield world
-
-
 def events(world: World, **body: Any) -> list[Any]:
-    with world.http.stream("POST", PATH, json={"stream": True, "temperature": 0, **body}) as response:
-        assert response.status_code == 200, response.read()
-        found = []
-        for block in response.read().decode().split("\n\n"):
-            if block:
-                name, data = block.split("\n")
-                event = strict_json(data.removeprefix("data: "))
-                assert name == f"event: {event['type']}"
-                found.append(event)
+    found = world.named_events(PATH, temperature=0, **body)
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
     return found
 

@@ -119,6 +119,18 @@ class Client:
                     yield strict_json(line.removeprefix("data: "))
             assert done, "the stream ended without [DONE]"
 
+    def named_events(self, path: str, **body: Any) -> list[Any]:
+        """Data of a stream's events, each under the name of its type."""
+        with self.http.stream("POST", path, json={**body, "stream": True}) as response:
+            assert response.status_code == 200, response.read()
+            assert response.headers["content-type"].startswith("text/event-stream")
+            found = []
+            for block in filter(None, response.read().decode().split("\n\n")):
+                name, data = block.split("\n")
+                found.append(strict_json(data.removeprefix("data: ")))
+                assert name == f"event: {found[-1]['type']}"
+        return found
+
     @contextmanager
     def send_and_hold(self, path: str, **body: Any) -> Iterator[socket.socket]:
         """Send a request and read nothing; the connection is closed at the end."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from octavo.attention.batch import AttentionBatch
 from octavo.bench.kernels.measure import Call
+from octavo.config import KVGroupSpec
 from octavo.errors import ConfigError
 from octavo.ops.add_rms_norm import add_rms_norm
 from octavo.ops.empty_pages import empty_pages
@@ -201,7 +202,8 @@ def _in_pages(kv: Tensor, table: Tensor) -> Tensor:
     by_block = padded.view(*kv.shape[:3], -1, BLOCK_SIZE, kv.shape[4])
     blocks = by_block.transpose(2, 3).flatten(1, 2)  # [2, B, G, block, D]
     num_blocks, groups, block_size, head_dim = blocks.shape[1:]
-    pages = empty_pages(1, num_blocks, groups, block_size, head_dim, kv.dtype, kv.device)[0]
+    group = KVGroupSpec("full", 1, groups, head_dim)
+    pages = empty_pages(group, num_blocks, block_size, kv.dtype, kv.device)[0]
     pages[:, table.flatten()] = blocks
     return pages
 

@@ -7,27 +7,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from octavo.config import KVGroupSpec
 from octavo.kernels.cpu.native import Array
-from octavo.ops.empty_pages import as_pool
+from octavo.ops.empty_pages import as_pool, pages_shape
 from octavo.ops.empty_pages import empty_pages as op
 
 HUGE_PAGE = 2 << 20
 
 
 def empty_pages(
-    num_layers: int,
-    num_blocks: int,
-    kv_heads: int,
-    block_size: int,
-    head_dim: int,
-    dtype: torch.dtype,
-    device: torch.device,
+    group: KVGroupSpec, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     """See `octavo.ops.empty_pages`. In huge pages, where the system has them: see csrc/cpu/memory.h."""
-    shape = (num_blocks, num_layers, kv_heads, 2, block_size, head_dim)
+    shape = pages_shape(group, num_blocks, block_size)
     num_bytes = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or num_bytes < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return op.reference(num_layers, num_blocks, kv_heads, block_size, head_dim, dtype, device)
+        return op.reference(group, num_blocks, block_size, dtype, device)
     memory = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_HUGEPAGE)  # a wish
     whole = torch.frombuffer(memory, dtype=torch.uint8)
