@@ -35,6 +35,10 @@ class UnsupportedError(ClientError):
     type = "UnsupportedError"
 
 
+class UnanswerableError(ClientError):
+    """The request is wrong, which only its answer could show: what it asks for leaves nothing to say or is too much."""
+
+
 class OverloadedError(ClientError):
     """The queue limits are reached; the same request may succeed later, perhaps in `retry_after_s`."""
 

@@ -140,6 +140,7 @@ class TokenMasks(msgspec.Struct, kw_only=True):
             to the same place.
         complete: per row, whether nothing but the end of the text can come, which then is not too early.
         errors: by row, why no mask could be made; what the row samples counts for nothing.
+        refused: rows of `errors` whose request is why.
     """
 
     rows: list[int]
@@ -147,6 +148,7 @@ class TokenMasks(msgspec.Struct, kw_only=True):
     words: int
     complete: list[bool]
     errors: dict[int, str] = {}
+    refused: set[int] = set()
 
 
 # ---------------------------------------------------------------- worker -> core
@@ -181,6 +183,7 @@ class ModelRunnerOutput(msgspec.Struct, kw_only=True):
         logprobs: per sampling row, one entry per new token, or None when not asked for.
         prompt_logprobs: by row, for rows that asked and computed prompt positions in this step.
         errors: by row, a message when this row alone failed (no token left to sample, say); it must end with "error".
+        refused: rows of `errors` whose request is why.
     """
 
     step: int
@@ -189,6 +192,7 @@ class ModelRunnerOutput(msgspec.Struct, kw_only=True):
     logprobs: list[list[PositionLogprobs] | None] = []
     prompt_logprobs: dict[int, PromptLogprobs] = {}
     errors: dict[int, str] = {}
+    refused: set[int] = set()
 
 
 # ---------------------------------------------------------------- core -> client
@@ -201,6 +205,7 @@ class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
         stop_reason: the stop token id that ended it, when it was not an end-of-sequence token.
         num_cached_tokens: prompt tokens taken from the prefix cache at first admission (set on the first output).
         error: text for the user when finish_reason is "error".
+        refused: the error is the user's own: what the request asks for cannot be had.
         scheduled_time_s, first_token_time_s: `time.monotonic()` of the core, sent with the first token.
     """
 
@@ -213,6 +218,7 @@ class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     error: str | None = None
+    refused: bool = False
     scheduled_time_s: float = 0.0
     first_token_time_s: float = 0.0
 

@@ -370,7 +370,7 @@ class Scheduler:
             if request.status is not running:  # aborted while the step ran
                 continue
             if row in errors:
-                outputs += self._fail(request, errors[row])
+                outputs += self._fail(request, errors[row], refused=row in result.refused)
                 continue
             try:
                 output = self._take(request, row, samples, outcome)
@@ -378,8 +378,9 @@ class Scheduler:
                 logger.exception("request %s failed", request.request_id)
                 outputs += self._fail(request, f"the engine could not use its result: {type(err).__name__}: {err}")
                 continue
-            if request.constraint is not None and request.constraint.error is not None:
-                outputs += self._end([request], "error", request.constraint.error)
+            constraint = request.constraint
+            if constraint is not None and constraint.error is not None:
+                outputs += self._end([request], "error", constraint.error, refused=constraint.is_refused)
                 continue
             if output.finish_reason is not None:
                 self._finish(request, output)
@@ -426,17 +427,19 @@ class Scheduler:
         else:
             self._drop(request)
 
-    def _fail(self, request: Request, message: str) -> list[EngineOutput]:
+    def _fail(self, request: Request, message: str, *, refused: bool = False) -> list[EngineOutput]:
         """End a running request that went wrong. Nobody is to find its pages: what is in them may be why."""
         self._kv.forget(request)
-        return self._end([request], "error", message)
+        return self._end([request], "error", message, refused=refused)
 
-    def _end(self, requests: list[Request], reason: FinishReason, error: str | None = None) -> list[EngineOutput]:
+    def _end(
+        self, requests: list[Request], reason: FinishReason, error: str | None = None, *, refused: bool = False
+    ) -> list[EngineOutput]:
         """End requests from outside, wherever they are."""
         outputs = []
         for request in requests:
             if request.status is not Status.HELD:  # a held one had its final output
-                output = EngineOutput(request_id=request.request_id, finish_reason=reason, error=error)
+                output = EngineOutput(request_id=request.request_id, finish_reason=reason, error=error, refused=refused)
                 output.num_cached_tokens = request.num_cached_tokens
                 output.num_preemptions = request.num_preemptions
                 outputs.append(output)

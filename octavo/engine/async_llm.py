@@ -193,6 +193,7 @@ class AsyncLLM:
 
         Raises:
             ClientError: a prompt is wrong or can never run, or the queue is full (OverloadedError).
+            UnanswerableError: a prompt turned out to be wrong while it was answered.
             EngineError: the engine failed on a prompt; EngineDeadError when it is gone.
         """
         ids = [request_id] if len(prompts) == 1 else [f"{request_id}-{i}" for i in range(len(prompts))]

@@ -29,6 +29,7 @@ from octavo.messages import (
     Progress,
     SchedulerOutput,
     SchedulerStats,
+    TokenMasks,
 )
 from octavo.registry import load_object
 
@@ -48,12 +49,12 @@ class InFlight(NamedTuple):
     """A plan whose outcome is still being computed.
 
     Attributes:
-        errors: by row, why it failed before its outcome was known.
+        masks: of its rows; those they could not be made for have failed before the outcome is known.
     """
 
     plan: SchedulerOutput
     result: "Future[ModelRunnerOutput]"
-    errors: dict[int, str]
+    masks: TokenMasks | None
 
 
 class EngineCore:
@@ -173,15 +174,15 @@ class EngineCore:
         try:
             self.executor.execute(plan)
             masks = self._masks.write(self.scheduler.constraints(plan))
-            return InFlight(plan, self.executor.sample(plan, masks), {} if masks is None else masks.errors)
+            return InFlight(plan, self.executor.sample(plan, masks), masks)
         except Exception as err:  # whatever a model or kernel raises ends this plan's sequences, not the engine
             failed: Future[ModelRunnerOutput] = Future()
             failed.set_exception(err)
-            return InFlight(plan, failed, {})
+            return InFlight(plan, failed, None)
 
     def _collect(self, flight: InFlight) -> ModelRunnerOutput:
         """Wait for a plan's outcome; a failed one becomes an error of each of its rows."""
-        plan, result, errors = flight
+        plan, result, masks = flight
         try:
             output = result.result()
         except Exception as err:  # see _execute
@@ -192,7 +193,9 @@ class EngineCore:
             message = f"the engine failed while it computed this request: {_describe(err)}"
             return ModelRunnerOutput(step=plan.step, errors=dict.fromkeys(plan.rows, message))
         self._failed_steps = 0
-        output.errors |= errors
+        if masks is not None:
+            output.errors |= masks.errors
+            output.refused |= masks.refused
         return output
 
     def _emit(self, outputs: list[EngineOutput]) -> EngineOutputs:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from octavo.engine.input_processor import Submission
-from octavo.errors import ClientError, EngineError, OctavoError
+from octavo.errors import ClientError, EngineError, OctavoError, UnanswerableError
 from octavo.logging import get_logger
 from octavo.messages import EngineOutput, EngineRequest, PositionLogprobs, PromptLogprobs
 from octavo.outputs import (
@@ -48,7 +48,7 @@ class SampleState:
         self.cumulative_logprob = 0.0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
-        self.error: str | None = None
+        self.error: OctavoError | None = None
         self._tokenizer = tokenizer
         self._detokenizer: Detokenizer | None = None
         if params.detokenize:
@@ -86,7 +86,8 @@ class SampleState:
             self.finish("stop", stop)
             return reason is None
         if reason is not None:
-            self.error = output.error
+            if output.error is not None:
+                self.error = (UnanswerableError if output.refused else EngineError)(output.error)
             self.finish(reason, output.stop_reason)
         return False
 
@@ -97,7 +98,7 @@ class SampleState:
             self._text += self._detokenizer.delta(True)
             self._detokenizer = None
 
-    def fail(self, error: str) -> None:
+    def fail(self, error: OctavoError) -> None:
         """End the sample with what there is."""
         self.finish_reason, self.error = "error", error
         self._text, self._detokenizer = self.text, None
@@ -117,7 +118,7 @@ class SampleState:
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             seed=self.seed,
-            error=self.error,
+            error=None if self.error is None else str(self.error),
         )
 
 
@@ -154,8 +155,7 @@ class RequestState:
     @property
     def error(self) -> OctavoError | None:
         """Why it did not end well, if so."""
-        message = next((sample.error for sample in self.samples if sample.error is not None), None)
-        return self.failure or (EngineError(message) if message is not None else None)
+        return self.failure or next((sample.error for sample in self.samples if sample.error is not None), None)
 
     def append(self, sample: SampleState, output: EngineOutput) -> bool:
         """Take news of one sample in. True if the core must be told to end it."""
@@ -297,7 +297,7 @@ class OutputProcessor:
             if state.failure is None:
                 sample.finish(reason)
             else:
-                sample.fail(str(state.failure))
+                sample.fail(state.failure)
             state.note_change(sample)
             del self._sequences[sample.engine_id]
         del self._requests[state.submission.request_id]

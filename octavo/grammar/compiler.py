@@ -1,5 +1,6 @@
 """Compiled grammars: made in threads of their own, off the step, and kept up to a cap. Knows no requests."""
 
+import re
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
@@ -19,6 +20,8 @@ MAX_CACHED_BYTES = 16 * 1024 * 1024
 """Of grammars' text. What is compiled from it takes some ten times as much, and grows with use."""
 
 COMPILE_THREADS = 2
+
+_OVER_A_LIMIT = re.compile(r"max is|limit|fuel|too (many|large|big)|exceed")
 
 
 class ThinkingEnd(NamedTuple):
@@ -112,7 +115,9 @@ def describe(error: str) -> str:
     message = error.partition("<non-verbose/>")[0].strip()
     if message.startswith("NoExtensionBias"):
         return "nothing can match the grammar"
-    return f"the grammar cannot be followed: {message[:400]}"
+    too_much = _OVER_A_LIMIT.search(message) is not None
+    way_out = "; simplify it: let fewer rules and repetitions fit the same text, and bound them" if too_much else ""
+    return f"the grammar cannot be followed: {message[:400]}{way_out}"
 
 
 def _thinking_end(thinking: Thinking, vocabulary: Vocabulary) -> ThinkingEnd:

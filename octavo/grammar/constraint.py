@@ -21,6 +21,7 @@ class Constraint:
 
     Attributes:
         error: why the sequence cannot go on.
+        is_refused: whether its grammar is why.
     """
 
     def __init__(self, compiled: "Future[Compiled]", stop_token_ids: Iterable[int] = ()) -> None:
@@ -30,6 +31,7 @@ class Constraint:
         self._matcher: LLMatcher | None = None
         self._thinking: _Thinking | None = None
         self.error: str | None = None
+        self.is_refused = False
 
     @property
     def is_ready(self) -> bool:
@@ -44,7 +46,7 @@ class Constraint:
         try:
             compiled = self._compiled.result()
         except ClientError as err:
-            self.error = err.message
+            self._refuse(err.message)
         except Exception as err:  # a tokenizer that cannot be read, say; only those who need it suffer
             self.error = f"the grammar could not be compiled: {type(err).__name__}: {err}"
         else:
@@ -64,7 +66,7 @@ class Constraint:
             if self._thinking is not None:
                 self._thinking.see(token_id)
             if self._matcher is not None and not self._matcher.consume_token(token_id):
-                self.error = describe(self._matcher.get_error())
+                self._refuse(describe(self._matcher.get_error()))
                 return
 
     @property
@@ -88,10 +90,13 @@ class Constraint:
         if matcher is None:
             mask[:] = b"\xff" * len(mask)
         elif matcher.is_error():
-            self.error = describe(matcher.get_error())
+            self._refuse(describe(matcher.get_error()))
         elif self._stop_token_ids and matcher.is_accepting():
             for token_id in self._stop_token_ids:
                 _set(mask, token_id)
+
+    def _refuse(self, message: str) -> None:
+        self.error, self.is_refused = message, True
 
 
 class _Thinking:

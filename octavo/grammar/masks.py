@@ -27,20 +27,20 @@ class MaskWriter:
         """The masks of the sampling rows that have a constraint; None if there are none."""
         if not constraints:
             return None
-        errors: dict[int, str] = {}
-        for row, constraint in constraints.items():
+        for constraint in constraints.values():
             constraint.begin()
-            if constraint.error is not None:
-                errors[row] = constraint.error
-        rows = [row for row in constraints if row not in errors]
+        rows = [row for row, constraint in constraints.items() if constraint.error is None]
         ready = [constraints[row] for row in rows]
         if ready:
             self._fill(ready)
-        for row, constraint in zip(rows, ready, strict=True):
-            if constraint.error is not None:
-                errors[row] = constraint.error
-        complete = [constraint.is_complete for constraint in ready]
-        return TokenMasks(rows=rows, bits=self._buffer, words=self._words, complete=complete, errors=errors)
+        return TokenMasks(
+            rows=rows,
+            bits=self._buffer,
+            words=self._words,
+            complete=[constraint.is_complete for constraint in ready],
+            errors={row: each.error for row, each in constraints.items() if each.error is not None},
+            refused={row for row, each in constraints.items() if each.is_refused},
+        )
 
     def _fill(self, constraints: list[Constraint]) -> None:
         size = 4 * self._words

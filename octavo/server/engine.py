@@ -54,6 +54,7 @@ class Engine(Protocol):
 
         Raises:
             ClientError: at the first step, when a prompt can never run or the queue is full (OverloadedError).
+            UnanswerableError: a prompt turned out to be wrong while it was answered.
             EngineError: the engine failed on a prompt; EngineDeadError when it is gone.
         """
         ...

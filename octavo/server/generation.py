@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from octavo.errors import ClientError, OverloadedError
+from octavo.errors import ClientError, OverloadedError, UnanswerableError
 from octavo.outputs import CompletionOutput, FinishReason, RequestOutput, TokenLogprobs
 from octavo.sampling_params import SamplingParams
 from octavo.server.clock import RequestClock
@@ -130,7 +130,8 @@ async def run(engine: Engine, metrics: Metrics, work: Work, log: RequestLog | No
     """Submit all prompts, or none, and yield what comes. Closing the generator aborts what still runs.
 
     Raises:
-        ClientError, EngineError: of the first prompt that fails; the others are aborted.
+        ClientError: nothing has run, unless it is an UnanswerableError.
+        EngineError, UnanswerableError: of the first prompt that fails; the others are aborted.
         DeadlineError: the time is over.
     """
     clocks = [RequestClock(metrics, work.request_id, len(prompt.token_ids), work.params) for prompt in work.prompts]
@@ -151,12 +152,12 @@ async def run(engine: Engine, metrics: Metrics, work: Work, log: RequestLog | No
                 if log is not None:
                     log.see(work.request_id, output)
                 yield News(place, output)
-    except ClientError as err:  # none of them has run
+    except BaseException as err:
         if isinstance(err, OverloadedError):
             metrics.rejected.inc()
             err.retry_after_s = metrics.retry_after_s(engine.stats())
-        raise
-    except BaseException as err:
+        if isinstance(err, ClientError) and not isinstance(err, UnanswerableError):  # none of them has run
+            raise
         for clock in clocks:
             clock.end("error" if isinstance(err, Exception) else "abort")
         raise

@@ -58,7 +58,8 @@ def new_response(body: ResponsesRequest, header: Header) -> dict[str, Any]:
 
 def fail(response: dict[str, Any], found: Failure) -> None:
     """The answer has come to nothing."""
-    code = "rate_limit_exceeded" if found.status in (429, 503) else "server_error"
+    code = "invalid_prompt" if found.status < 500 else "server_error"
+    code = "rate_limit_exceeded" if found.status in (429, 503) else code
     response |= {"status": "failed", "error": {"code": code, "message": found.error.message}}
 
 

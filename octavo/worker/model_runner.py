@@ -17,6 +17,7 @@ from octavo.logging import get_logger
 from octavo.messages import ModelRunnerOutput, PositionLogprobs, PromptLogprobs, SchedulerOutput, TokenMasks
 from octavo.models.base import CausalLM
 from octavo.ops.rank_tokens import rank_tokens
+from octavo.ops.sample import NO_TOKEN_LEFT
 from octavo.worker.forward import Forward, planned_forward
 from octavo.worker.input_batch import InputBatch
 from octavo.worker.kv_pages import KVPages
@@ -176,6 +177,8 @@ class ModelRunner:
         for i, message in sampled.errors.items():
             token_ids[i] = []
             output.errors[int(rows[i])] = message
+            if sampled.token_ids[i] == NO_TOKEN_LEFT:
+                output.refused.add(int(rows[i]))
         output.token_ids += token_ids
         output.logprobs += logprobs
 

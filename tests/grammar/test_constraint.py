@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 
 import pytest
+from llguidance import LLParserLimits
 
 from octavo.grammar.build import build_grammar, lark_grammar
 from octavo.grammar.compiler import MAX_CACHED_GRAMMARS, GrammarCompiler, compile_grammar
@@ -180,3 +181,14 @@ def test_a_grammar_that_is_wrong_or_a_vocabulary_that_is_missing_fails_those_who
         masks = MaskWriter(VOCAB_SIZE).write({3: constraint})
         assert masks is not None and words in masks.errors[3] and masks.rows == []
         compiler.close()
+
+
+def test_a_grammar_that_grows_too_much_to_follow_is_refused_with_a_way_out(
+    tokens: Tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("octavo.grammar.compiler.LIMITS", LLParserLimits(max_items_in_row=40, verbose_errors=False))
+    constraint = following(tokens, lark_grammar('start: a\na: a a | "x"'))
+    while constraint.error is None:
+        assert allowed(constraint) == {ord("x"), EOS} or not constraint.is_complete
+        constraint.consume([ord("x")])
+    assert constraint.is_refused and "max is 40" in constraint.error and "; simplify it" in constraint.error

@@ -173,5 +173,5 @@ def test_what_contradicts_the_grammar_ends_that_request_alone(varied: World) -> 
     response = varied.post(
         "/v1/completions", prompt="x", structured_outputs={"choice": ["abc"]}, allowed_token_ids=[ord("z") + 3]
     )
-    assert "no token is left" in assert_refused(response, 500)["message"]
+    assert "no token is left" in assert_refused(response, 400)["message"]
     assert answers(varied, 2, structured_outputs={"choice": ["abc"]})[0]["text"] == "abc"
