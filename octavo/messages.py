@@ -158,7 +158,8 @@ class PositionLogprobs(msgspec.Struct, array_like=True):
     """Log probabilities at one position.
 
     Attributes:
-        token_ids: [1 + K] the actual token first, then the K most likely, most likely first (ties: lowest id).
+        token_ids: [1 + K] the actual token first, then the K most likely, most likely first (ties: lowest id), or the
+            ids of `logprob_token_ids`.
         logprobs: [1 + K] natural log, float32 values; -inf for a masked token under `processed_logprobs`.
         rank: of the actual token among the vocabulary, 1 = most likely.
     """

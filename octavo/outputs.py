@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
 
 
 @dataclass(slots=True)
@@ -12,7 +12,7 @@ class Logprob:
 
     Attributes:
         logprob: <= 0, from the model's raw logits (float32) unless `--logprobs-mode` says otherwise.
-        rank: 1 is the most likely token of the vocabulary.
+        rank: 1 is the most likely token of the vocabulary; None for a token that was asked for by its id.
         decoded_token: its text; may be part of a character.
     """
 

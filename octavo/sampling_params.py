@@ -98,6 +98,30 @@ def _structured_error(name: str, message: str) -> ClientError:
     return ClientError(message, param=f"structured_outputs.{name}")
 
 
+class RepetitionDetectionParams(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """When an answer counts as stuck: its last tokens are one pattern, several times over.
+
+    Args:
+        max_pattern_size: most tokens of a pattern; 0 is off.
+        min_pattern_size: fewest tokens of a pattern; 0 is 1.
+        min_count: how many times in a row, 2 or more.
+
+    Raises:
+        ClientError: a value is out of range; `param` names the field.
+    """
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
+
+    def __post_init__(self) -> None:
+        name = "repetition_detection."
+        check_whole(f"{name}max_pattern_size", self.max_pattern_size, 0, limits.PATTERN_TOKENS.value)
+        if self.max_pattern_size:
+            check_whole(f"{name}min_pattern_size", self.min_pattern_size, 0, self.max_pattern_size)
+            check_whole(f"{name}min_count", self.min_count, 2, 2**31 - 1)
+
+
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Parameters of one request, with vLLM's names and defaults.
 
@@ -120,6 +144,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         min_tokens: end-of-sequence and stop ids cannot be sampled before this many tokens.
         logprobs: how many of the most likely tokens to report per position; 0 is the sampled one alone, -1 all.
         prompt_logprobs: the same for the prompt; the prefix cache is not read for such a request.
+        logprob_token_ids: report these ids per position, in place of the most likely tokens; at most 128.
         detokenize: False returns ids only.
         skip_special_tokens: leave special tokens out of the text.
         kept_special_token_ids: special tokens that stay in the text all the same.
@@ -127,6 +152,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         logit_bias: token id to a number in -100..100 that is added to its logit.
         allowed_token_ids: only these may be sampled.
         structured_outputs: what the answer must match.
+        repetition_detection: end an answer that repeats itself, with finish reason "repetition".
 
     Raises:
         ClientError: a value is out of range; `param` names the field.
@@ -150,6 +176,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
     kept_special_token_ids: list[int] | None = None
@@ -157,6 +184,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     structured_outputs: StructuredOutputsParams | None = None
+    repetition_detection: RepetitionDetectionParams | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -166,6 +194,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         self.bad_words = _list("bad_words", self.bad_words)
         if self.allowed_token_ids is not None:
             self.allowed_token_ids = _list("allowed_token_ids", self.allowed_token_ids)
+        self.logprob_token_ids = list(dict.fromkeys(_list("logprob_token_ids", self.logprob_token_ids))) or None
         if self.top_k == -1:
             self.top_k = 0
         self._check()
@@ -174,6 +203,16 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     def greedy(self) -> bool:
         """Whether the most likely token is always taken, so that no random number is drawn."""
         return self.temperature < GREEDY_BELOW or self.top_k == 1 or self.top_p == 0.0 or self.min_p == 1.0
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether anything is reported of the probabilities of the answer's tokens."""
+        return self.logprobs is not None or self.logprob_token_ids is not None
+
+    @property
+    def num_shown_logprobs(self) -> int:
+        """How many of the tokens reported at a position an answer lists, most likely first; -1 is all of them."""
+        return -1 if self.logprob_token_ids is not None else self.logprobs or 0
 
     def _check(self) -> None:
         check_whole("n", self.n, 1, limits.CHOICES.value)
@@ -202,18 +241,22 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             raise ClientError("stop holds an empty string; remove it", param="stop")
         if not all(isinstance(s, str) and s for s in self.bad_words or []):
             raise ClientError("bad_words holds an empty string; remove it", param="bad_words")
-        for name in ("stop_token_ids", "allowed_token_ids"):
+        for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
             for token_id in getattr(self, name) or []:
                 check_whole(name, token_id, 0, 2**31 - 1)
+        limits.LOGPROB_TOKEN_IDS.check("logprob_token_ids", len(self.logprob_token_ids or ()))
+        if self.logprob_token_ids and self.max_tokens == 0:
+            raise ClientError(
+                "logprob_token_ids are reported where a token is generated, and max_tokens is 0; raise it, or send "
+                "prompt_logprobs",
+                param="logprob_token_ids",
+            )
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise ClientError(
                 "allowed_token_ids is empty, so nothing could be sampled; omit it", param="allowed_token_ids"
             )
-        if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
-            raise ClientError(
-                f"structured_outputs must be StructuredOutputsParams, got {type(self.structured_outputs).__name__}",
-                param="structured_outputs",
-            )
+        _instance("structured_outputs", self.structured_outputs, StructuredOutputsParams)
+        _instance("repetition_detection", self.repetition_detection, RepetitionDetectionParams)
         if self.logit_bias is not None:
             if not isinstance(self.logit_bias, dict):
                 raise ClientError(
@@ -260,6 +303,11 @@ def _number(param: str, value: Any, low: float, high: float) -> None:
         raise ClientError(f"{param} must be a number, got {value!r}", param=param)
     if not math.isfinite(value) or not low <= value <= high:
         raise ClientError(f"{param} is {value} but must be between {low:g} and {high:g}", param=param)
+
+
+def _instance(param: str, value: Any, kind: type) -> None:
+    if not isinstance(value, kind | None):
+        raise ClientError(f"{param} must be {kind.__name__}, got {type(value).__name__}", param=param)
 
 
 def _list(param: str, value: Any) -> list[Any]:

@@ -157,10 +157,10 @@ void add_sampling(nb::module_& m) {
       no_gil);
   m.def(
       "rank_tokens",
-      [](U out_ids, U out_values, U out_ranks, U logits, I stride, I rows, I vocab, U token_ids, I num_top,
-         bool normalized) {
-        rank_tokens(kernels(), {at<I>(out_ids), at<float>(out_values), at<I>(out_ranks), at<float>(logits), stride,
-                                rows, vocab, at<I>(token_ids), num_top, normalized});
+      [](U out_ids, U out_values, U out_ranks, U out_log_sums, U logits, I stride, I rows, I vocab, U token_ids,
+         I num_top, bool normalized) {
+        rank_tokens(kernels(), {at<I>(out_ids), at<float>(out_values), at<I>(out_ranks), at<double>(out_log_sums),
+                                at<float>(logits), stride, rows, vocab, at<I>(token_ids), num_top, normalized});
       },
       no_gil);
 }

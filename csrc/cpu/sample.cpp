@@ -257,6 +257,7 @@ void rank_row(const Kernels& kernels, const RankArgs& a, int64_t i, const Survey
   if (!s.has_tokens()) {
     std::fill_n(ids + 1, a.num_top, 0);
     std::fill_n(values, 1 + a.num_top, std::numeric_limits<float>::quiet_NaN());
+    a.out_log_sums[i] = std::numeric_limits<double>::quiet_NaN();
     return;
   }
   if (a.num_top > 0) {
@@ -268,6 +269,7 @@ void rank_row(const Kernels& kernels, const RankArgs& a, int64_t i, const Survey
   }
   a.out_ranks[i] += tokens_before(row, ids[0]);
   const double sum = a.normalized ? row.top + natural_log(static_cast<double>(s.mass) * kMassUnit) : 0.0;
+  a.out_log_sums[i] = sum;
   for (int64_t j = 0; j <= a.num_top; ++j) values[j] = static_cast<float>(row.logits[ids[j]] - sum);
 }
 

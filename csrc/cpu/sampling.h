@@ -23,6 +23,7 @@ struct RankArgs {
   int64_t* out_ids;     // [rows, 1 + num_top]
   float* out_values;    // [rows, 1 + num_top]
   int64_t* out_ranks;   // [rows]
+  double* out_log_sums; // [rows]
   const float* logits;  // [rows, vocab]
   int64_t stride, rows, vocab;
   const int64_t* token_ids;  // [rows]

@@ -4,6 +4,7 @@ from enum import Enum, auto
 
 from octavo.core.block_hash import extend_chain, hash_root
 from octavo.core.block_table import BlockTable
+from octavo.core.repetition import RepetitionDetector
 from octavo.grammar.constraint import Constraint
 from octavo.messages import EngineRequest, NewRow, PromptLogprobs
 from octavo.outputs import FinishReason
@@ -46,6 +47,7 @@ class Request:
         "_end_ids",
         "_first_end_length",
         "_hash_root",
+        "_repetition",
         "block_hashes",
         "block_table",
         "charged_tokens",
@@ -104,11 +106,17 @@ class Request:
         eos_token_ids = () if sampling.ignore_eos and not constrained else spec.eos_token_ids
         self._end_ids = frozenset((*eos_token_ids, *(sampling.stop_token_ids or ())))
         self._first_end_length = 0 if constrained else self.num_prompt_tokens + sampling.min_tokens + 1
+        repetition = sampling.repetition_detection
+        self._repetition = RepetitionDetector(repetition) if repetition and repetition.max_pattern_size else None
 
     @property
     def num_tokens(self) -> int:
         """Known tokens: prompt and generated."""
         return len(self.token_ids)
+
+    @property
+    def _may_end_early(self) -> bool:
+        return len(self.token_ids) - self.num_prompt_tokens >= self.spec.sampling.min_tokens
 
     @property
     def reads_prefix_cache(self) -> bool:
@@ -166,6 +174,8 @@ class Request:
                 return token_ids[num_before:], "stop"
             if len(token_ids) >= self.max_total_tokens:
                 return token_ids[num_before:], "length"
+            if self._repetition is not None and self._repetition.push(token_id) and self._may_end_early:
+                return token_ids[num_before:], "repetition"
         return sampled, None
 
     def stop_reason(self) -> int | None:

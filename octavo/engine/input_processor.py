@@ -227,6 +227,7 @@ class InputProcessor:
             raise ClientError("stop strings are searched in text; set detokenize or use stop_token_ids", param="stop")
         self._check_vocab("stop_token_ids", params.stop_token_ids or ())
         self._check_vocab("allowed_token_ids", params.allowed_token_ids or ())
+        self._check_vocab("logprob_token_ids", params.logprob_token_ids or ())
         self._check_vocab("logit_bias", params.logit_bias or ())
         for name, asked in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
             if asked is None:

@@ -24,10 +24,12 @@ from octavo.tokenizer.tokenizer import Tokenizer
 logger = get_logger(__name__)
 
 
-def token_logprobs(position: PositionLogprobs, tokenizer: Tokenizer) -> TokenLogprobs:
-    """One position's logprobs by token id: the actual token first, then the most likely ones in their order."""
+def token_logprobs(position: PositionLogprobs, tokenizer: Tokenizer, *, by_rank: bool = True) -> TokenLogprobs:
+    """One position's logprobs by token id: the actual token first, then the most likely ones in their order, or,
+    not `by_rank`, those that the request names.
+    """
     made = {
-        token_id: Logprob(logprob, rank, tokenizer.token_text(token_id))
+        token_id: Logprob(logprob, rank if by_rank else None, tokenizer.token_text(token_id))
         for rank, (token_id, logprob) in enumerate(zip(position.token_ids, position.logprobs, strict=True))
     }
     made[position.token_ids[0]].rank = position.rank
@@ -44,7 +46,8 @@ class SampleState:
         self._include_stop = params.include_stop_str_in_output
         self.token_ids: list[int] = []
         self._text = ""
-        self.logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
+        self.logprobs: list[TokenLogprobs] | None = [] if params.wants_logprobs else None
+        self._by_rank = params.logprob_token_ids is None
         self.cumulative_logprob = 0.0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
@@ -81,7 +84,7 @@ class SampleState:
         if self.logprobs is not None and output.logprobs is not None:
             for position in output.logprobs[: len(token_ids)]:
                 self.cumulative_logprob += position.logprobs[0]
-                self.logprobs.append(token_logprobs(position, self._tokenizer))
+                self.logprobs.append(token_logprobs(position, self._tokenizer, by_rank=self._by_rank))
         if stop is not None:
             self.finish("stop", stop)
             return reason is None

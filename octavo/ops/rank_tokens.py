@@ -18,11 +18,13 @@ class RankedTokens(NamedTuple):
         token_ids: [N, 1 + K] int64
         values: [N, 1 + K] float32
         ranks: [N] int64 of the actual token, 1 = most likely.
+        log_sums: [N] float64, what the values of other tokens of the row are found with: `values_of`.
     """
 
     token_ids: Tensor
     values: Tensor
     ranks: Tensor
+    log_sums: Tensor
 
 
 @op
@@ -44,10 +46,15 @@ def rank_tokens(logits: Tensor, token_ids: Tensor, num_top: int, *, normalized: 
     top = peaks.amax(-1)
     top_ids, top_logits = most_likely(blocks, peaks, num_top)
     values = torch.cat((actual, top_logits), 1)
-    if normalized:
-        values = (values - log_sum_exp(blocks, top)[:, None]).float()
-    values = values.masked_fill(~top.isfinite()[:, None], math.nan)
-    return RankedTokens(torch.cat((token_ids[:, None], top_ids), 1), values, _ranks(blocks, peaks, actual, token_ids))
+    log_sums = log_sum_exp(blocks, top) if normalized else torch.zeros_like(top, dtype=torch.float64)
+    log_sums = log_sums.masked_fill(~top.isfinite(), math.nan)
+    ids, ranks = torch.cat((token_ids[:, None], top_ids), 1), _ranks(blocks, peaks, actual, token_ids)
+    return RankedTokens(ids, values_of(values, log_sums[:, None]), ranks, log_sums)
+
+
+def values_of(logits: Tensor, log_sums: Tensor) -> Tensor:
+    """Values of tokens with these logits, in rows with these `log_sums`; shapes broadcast."""
+    return (logits - log_sums).float()
 
 
 def _ranks(blocks: Tensor, peaks: Tensor, actual: Tensor, token_ids: Tensor) -> Tensor:

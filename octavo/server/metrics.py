@@ -38,7 +38,7 @@ MAX_RETRY_AFTER_S = 60
 SAMPLES = (1, 2, 5, 10, 20)
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
-FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
+FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error", "repetition")
 
 
 @dataclass(frozen=True)

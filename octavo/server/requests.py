@@ -40,6 +40,14 @@ class StreamOptions(Body):
     continuous_usage_stats: bool = False
 
 
+class RepetitionDetection(Body):
+    """When an answer counts as stuck; bounded where it is used."""
+
+    max_pattern_size: Int = 0
+    min_pattern_size: Int = 0
+    min_count: Int = 0
+
+
 class EngineBody(Body):
     """What every request for generated tokens may say, whatever else its route knows."""
 
@@ -86,10 +94,12 @@ class GenerationRequest(SamplingBody):
     bad_words: list[str] | None = None
     include_stop_str_in_output: bool | None = None
     prompt_logprobs: Int | None = None
+    logprob_token_ids: list[Int] | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     logit_bias: dict[str, Float] | None = None
     allowed_token_ids: list[Int] | None = None
+    repetition_detection: RepetitionDetection | None = None
     response_format: dict[str, Any] | None = None
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo import limits
-from octavo.sampling_params import SamplingParams
+from octavo.errors import ClientError
+from octavo.sampling_params import RepetitionDetectionParams, SamplingParams
 from octavo.server.requests import ChatRequest, CompletionRequest, GenerationRequest
 from octavo.server.structured import structured_params
 
@@ -13,7 +14,8 @@ DEFAULT_COMPLETION_TOKENS = 16
 SAME_NAME = (
     "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "seed", "stop", "stop_token_ids", "bad_words", "include_stop_str_in_output", "ignore_eos", "min_tokens",
-    "prompt_logprobs", "skip_special_tokens", "spaces_between_special_tokens", "logit_bias", "allowed_token_ids",
+    "prompt_logprobs", "logprob_token_ids", "skip_special_tokens", "spaces_between_special_tokens", "logit_bias",
+    "allowed_token_ids",
 )  # fmt: skip
 """Fields that are parameters as they are."""
 
@@ -35,7 +37,7 @@ def completion_params(body: CompletionRequest, defaults: Mapping[str, Any], room
     values["logprobs"] = body.logprobs
     if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
         values["prompt_logprobs"] = body.logprobs
-    return SamplingParams(**values)
+    return _params(values)
 
 
 def chat_params(body: ChatRequest, defaults: Mapping[str, Any], room: int) -> SamplingParams:
@@ -46,7 +48,7 @@ def chat_params(body: ChatRequest, defaults: Mapping[str, Any], room: int) -> Sa
     )
     if body.logprobs:
         values["logprobs"] = body.top_logprobs or 0
-    return SamplingParams(**values)
+    return _params(values)
 
 
 def check_num_choices(num_prompts: int, n: int) -> None:
@@ -71,7 +73,19 @@ def _same_name(body: GenerationRequest, defaults: Mapping[str, Any]) -> dict[str
     asked = {name: getattr(body, name) for name in SAME_NAME}
     values = {name: value if value is not None else defaults.get(name) for name, value in asked.items()}
     values["structured_outputs"] = structured_params(body)
+    if body.repetition_detection is not None:
+        said = {name: getattr(body.repetition_detection, name) for name in RepetitionDetectionParams.__struct_fields__}
+        values["repetition_detection"] = RepetitionDetectionParams(**said)
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _params(values: dict[str, Any]) -> SamplingParams:
+    if values.get("logprob_token_ids") and values.get("logprobs") is None:
+        raise ClientError(
+            "logprob_token_ids says which logprobs to report, and none are asked for; send logprobs too",
+            param="logprob_token_ids",
+        )
+    return SamplingParams(**values)
 
 
 def _at_most(tokens: int | None, room: int) -> int | None:

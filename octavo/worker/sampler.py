@@ -11,6 +11,7 @@ Steps 2 to 4 touch single logits, or a mask's, of rows that ask for it. Knows ro
 
 import math
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from octavo.messages import NewRow, PositionLogprobs, TokenMasks
 from octavo.ops.mask_logits import mask_logits
-from octavo.ops.rank_tokens import rank_tokens
+from octavo.ops.rank_tokens import rank_tokens, values_of
 from octavo.ops.sample import NO_TOKEN_LEFT, sample
 from octavo.worker.logprobs import LogprobsMode, to_messages
 from octavo.worker.rows import Rows
@@ -123,16 +124,31 @@ class Sampler:
         logprobs = {}
         if len(asked):
             reported = reported if processed is None else processed[asked_index]
-            num_top = self.state.num_logprobs[rows[asked]].tolist()
-            chosen_ids = chosen[asked_index].clamp_(min=0)
-            ranked = rank_tokens(reported, chosen_ids, max(num_top), normalized=self.mode.normalized)
-            pairs = zip(asked.tolist(), to_messages(ranked, num_top), strict=True)
+            positions = self._report(reported, chosen[asked_index].clamp_(min=0), rows[asked])
+            pairs = zip(asked.tolist(), positions, strict=True)
             logprobs = {i: position for i, position in pairs if i not in errors}
         if uses & Uses.COUNTS:
             counting = self.state.using(rows, Uses.COUNTS)
             counting = counting[token_ids[counting] >= 0]
             self.state.counts.count(rows[counting], token_ids[counting])
         return Sampled(token_ids, logprobs, errors)
+
+    def _report(self, logits: Tensor, chosen: Tensor, rows: Ints) -> list[PositionLogprobs]:
+        """What is told of the probabilities of each row's chosen token and of others: the most likely ones, or those
+        that the row names.
+        """
+        num_top, reported_ids = self.state.num_logprobs[rows].tolist(), self.state.reported_ids
+        ranked = rank_tokens(logits, chosen, max(num_top), normalized=self.mode.normalized)
+        positions = to_messages(ranked, num_top)
+        naming = [i for i, row in enumerate(rows.tolist()) if row in reported_ids] if reported_ids else []
+        if naming:
+            named = [reported_ids[row] for row in rows[naming].tolist()]
+            elements = self._elements(np.array(naming), named)
+            values = iter(values_of(logits[elements], ranked.log_sums[elements.row]).tolist())
+            for i, ids in zip(naming, named, strict=True):
+                positions[i].token_ids += ids.tolist()
+                positions[i].logprobs += islice(values, len(ids))
+        return positions
 
     def _error(self, row: int, outcome: int) -> str:
         position = int(self.rows.num_tokens[row])

@@ -63,6 +63,7 @@ class SamplingState:
     Attributes:
         uses: [rows] int32, `Uses` of each row.
         num_logprobs, num_prompt_logprobs: [rows] int64, how many of the most likely tokens to report.
+        reported_ids: of the rows that report chosen tokens instead.
         edits: of the rows that have any.
     """
 
@@ -81,6 +82,7 @@ class SamplingState:
         self.repetition_penalty = np.ones(max_rows, np.float32)
         self.num_logprobs = np.zeros(max_rows, np.int64)
         self.num_prompt_logprobs = np.zeros(max_rows, np.int64)
+        self.reported_ids: dict[int, NDArray[np.int64]] = {}
         self.edits: dict[int, Edits] = {}
         self.counts = OutputCounts(max_rows, vocab_size, device)
 
@@ -97,7 +99,7 @@ class SamplingState:
         self.presence_penalty[row] = params.presence_penalty
         self.frequency_penalty[row] = params.frequency_penalty
         self.repetition_penalty[row] = params.repetition_penalty
-        self.num_logprobs[row] = self._num_top(params.logprobs)
+        self.num_logprobs[row] = 0 if params.logprob_token_ids else self._num_top(params.logprobs)
         self.num_prompt_logprobs[row] = self._num_top(params.prompt_logprobs)
         edits = self._edits(new)
         uses = uses_of(params, edits)
@@ -105,6 +107,8 @@ class SamplingState:
             uses &= ~Uses.PROMPT_LOGPROBS
         if uses & Uses.EDITS:
             self.edits[row] = edits
+        if params.logprob_token_ids:
+            self.reported_ids[row] = np.array(params.logprob_token_ids, np.int64)
         if uses & Uses.COUNTS:
             self.counts.add(row, new.token_ids[new.num_prompt_tokens :])
         self.uses[row] = uses
@@ -112,6 +116,7 @@ class SamplingState:
     def free(self, row: int) -> None:
         """Forget a row; one that is empty already is left alone."""
         self.edits.pop(row, None)
+        self.reported_ids.pop(row, None)
         self.counts.free(row)
         self.uses[row] = 0
 
@@ -173,7 +178,7 @@ def uses_of(params: SamplingParams, edits: Edits) -> Uses:
         (Uses.ALLOWED, edits.allowed_ids is not None),
         (Uses.BANS, bool(edits.bad_words) or (edits.min_length > 0 and len(edits.end_ids) > 0)),
         (Uses.BIAS, len(edits.bias_ids) > 0),
-        (Uses.LOGPROBS, params.logprobs is not None),
+        (Uses.LOGPROBS, params.wants_logprobs),
         (Uses.PROMPT_LOGPROBS, params.prompt_logprobs is not None),
     )
     uses = Uses(0)

@@ -327,3 +327,22 @@ def test_a_contradiction_names_its_parts_and_leaves_no_trace() -> None:
     assert set(sampled.errors) == {0} and "allowed_token_ids, bad_words" in sampled.errors[0]
     assert sampled.logprobs == {} and batch.rows.num_tokens.tolist()[:2] == [1, 2]
     assert (batch.sampler.state.counts.table == 0).all()
+
+
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logits"])
+def test_chosen_ids_are_reported_with_the_bits_that_all_tokens_are_reported_with(mode: str) -> None:
+    logits, asked = random_logits(4), [[7, 199, 0], None, [3], None]
+    batch, everything = Batch(mode), Batch(mode)
+    for ids, top in zip(asked, (5, 3, None, None), strict=True):
+        batch.add([1], temperature=0.8, logprobs=top, logprob_token_ids=ids)
+        everything.add([1], temperature=0.8, logprobs=-1)
+    some, all_of_them = batch.sample(logits), everything.sample(logits)
+    assert sorted(some.logprobs) == [0, 1, 2]
+    for i in (0, 2):
+        found, known = some.logprobs[i], all_of_them.logprobs[i]
+        assert found.token_ids == [int(some.token_ids[i]), *(asked[i] or [])] and found.rank == known.rank
+        by_id = dict(zip(known.token_ids, known.logprobs, strict=True))
+        assert found.logprobs == [by_id[token_id] for token_id in found.token_ids]
+    assert some.logprobs[1] == PositionLogprobs(
+        all_of_them.logprobs[1].token_ids[:4], all_of_them.logprobs[1].logprobs[:4], all_of_them.logprobs[1].rank
+    )

@@ -39,7 +39,8 @@ def rank_tokens(logits: Tensor, token_ids: Tensor, num_top: int, *, normalized: 
         return rank_tokens_op.rank_tokens.reference(logits, token_ids, num_top, normalized=normalized)
     count = len(logits)
     ids = token_ids.new_empty((count, 1 + num_top))
-    ranked = RankedTokens(ids, logits.new_empty(ids.shape), token_ids.new_empty(count))
+    log_sums = logits.new_empty(count, dtype=torch.float64)
+    ranked = RankedTokens(ids, logits.new_empty(ids.shape), token_ids.new_empty(count), log_sums)
     _native.rank_tokens(
         *(out.data_ptr() for out in ranked),
         *(logits.data_ptr(), logits.stride(0), *logits.shape, token_ids.data_ptr(), num_top, normalized),

@@ -167,7 +167,7 @@ class ChatForm:
 
     def _logprobs(self, delta: Delta) -> ChatLogprobs | None:
         params = self._work.params
-        if params.logprobs is None:
+        if not params.wants_logprobs:
             return None
         # The token that ended the text is no part of it and has no entry, unless it was asked for.
         shown = len(delta.token_ids)
@@ -177,7 +177,7 @@ class ChatForm:
             self._tokenizer,
             delta.token_ids[:shown],
             delta.logprobs[:shown],
-            self._body.top_logprobs or 0,
+            params.num_shown_logprobs,
             skip_special=params.skip_special_tokens,
             as_ids=bool(self._body.return_tokens_as_token_ids),
         )

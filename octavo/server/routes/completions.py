@@ -96,7 +96,7 @@ class _ChoiceWriter:
         if body.logprobs is not None:
             self._logprobs = CompletionLogprobsWriter(
                 tokenizer,
-                body.logprobs,
+                work.params.num_shown_logprobs,
                 skip_special=work.params.skip_special_tokens,
                 as_ids=bool(body.return_tokens_as_token_ids),
             )

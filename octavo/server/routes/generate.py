@@ -118,13 +118,13 @@ class GenerationForm:
     def _choice(self, sample: CompletionOutput) -> GenerationChoice:
         delta = self._cursors.setdefault(sample.index, Cursor()).take(sample)
         logprobs = None
-        if self._params.logprobs is not None:
+        if self._params.wants_logprobs:
             logprobs = ChatLogprobs(
                 chat_logprobs(
                     self._tokenizer,
                     delta.token_ids,
                     delta.logprobs,
-                    self._params.logprobs,
+                    self._params.num_shown_logprobs,
                     skip_special=False,
                     as_ids=True,
                 )

@@ -1,0 +1,73 @@
+"""Fields that say what is told of an answer, or when it ends: stream and not, chat and completions."""
+
+from typing import Any
+
+import pytest
+
+from tests.script_model import byte_id
+from tests.server.test_cases_logprobs import chat_content
+from tests.server.world import World, assert_refused
+
+IDS = [byte_id("a"), byte_id("z"), 0]
+STUCK = {"structured_outputs": {"regex": "x(abc){20}"}, "max_tokens": 60}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_of_chosen_ids_stand_where_the_most_likely_ones_would(varied: World, stream: bool) -> None:
+    options = {"max_tokens": 3, "logprob_token_ids": IDS, "return_tokens_as_token_ids": True}
+    _, found = chat_content(varied, stream, top_logprobs=1, **options)
+    _, full = chat_content(varied, stream, top_logprobs=20, max_tokens=3)
+    assert len(found) == len(full) == 3
+    for entry, known in zip(found, full, strict=True):
+        told = {top["token"]: top["logprob"] for top in entry["top_logprobs"]}
+        assert told.keys() == {f"token_id:{token_id}" for token_id in IDS} | {entry["token"]}
+        assert entry["logprob"] == known["logprob"] == told[entry["token"]]
+        assert list(told.values()) == sorted(told.values(), reverse=True)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_completions_tell_the_logprobs_of_chosen_ids(varied: World, stream: bool) -> None:
+    options = {"max_tokens": 3, "logprobs": 1, "logprob_token_ids": IDS, "return_tokens_as_token_ids": True}
+    chunks = varied.stream_complete("hi", **options) if stream else [varied.complete("hi", **options)]
+    told = [top for c in chunks for choice in c["choices"] for top in choice["logprobs"]["top_logprobs"]]
+    tokens = [name for c in chunks for choice in c["choices"] for name in choice["logprobs"]["tokens"]]
+    assert [top.keys() for top in told] == [{f"token_id:{i}" for i in IDS} | {name} for name in tokens]
+
+
+def test_token_ids_in_and_out_tell_them_too(varied: World) -> None:
+    params = {"max_tokens": 2, "temperature": 0, "logprob_token_ids": IDS}
+    answer = varied.ok("/inference/v1/generate", token_ids=[5, 6], sampling_params=params)
+    assert all(len(e["top_logprobs"]) in (3, 4) for e in answer["choices"][0]["logprobs"]["content"])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"logprob_token_ids": IDS},
+        {"logprob_token_ids": [10**6], "logprobs": 1},
+        {"logprob_token_ids": list(range(129)), "logprobs": 1},
+        {"logprob_token_ids": IDS, "logprobs": 1, "max_tokens": 0, "echo": True},
+    ],
+)
+def test_chosen_ids_that_cannot_be_told_are_refused(varied: World, wrong: dict[str, Any]) -> None:
+    assert_refused(varied.post("/v1/completions", prompt="hi", **wrong), param="logprob_token_ids")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_repeats_itself_is_ended_and_says_so(varied: World, stream: bool) -> None:
+    options = {**STUCK, "repetition_detection": {"max_pattern_size": 8, "min_count": 3}}
+    if stream:
+        choices = [choice for chunk in varied.stream_chat(**options) for choice in chunk["choices"]]
+        text = "".join(choice["delta"].get("content") or "" for choice in choices)
+    else:
+        choices = varied.chat(**options)["choices"]
+        text = choices[0]["message"]["content"]
+    assert text == "xabcabcabc" and choices[-1]["finish_reason"] == "repetition"
+    assert varied.complete("hi", **options)["choices"][0]["text"] == text
+    others = {"max_pattern_size": 8, "min_pattern_size": 4, "min_count": 3}
+    assert varied.complete("hi", **{**options, "repetition_detection": others})["choices"][0]["text"] == "x" + "abc" * 6
+
+
+def test_a_setting_of_repetition_detection_that_means_nothing_is_refused(varied: World) -> None:
+    body = {"prompt": "hi", "repetition_detection": {"max_pattern_size": 3, "min_count": 1}}
+    assert_refused(varied.post("/v1/completions", **body), param="repetition_detection.min_count")
