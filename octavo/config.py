@@ -177,11 +177,13 @@ class ServerConfig:
     port: int = option(8000, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
     api_key: tuple[str, ...] = option((), repeated=True)
-    """Keys a client may present; every route but health, metrics, version and the console's page then needs one. Also
+    """Keys a client may present; every route but the probes and the console's page then needs one. Also
     OCTAVO_API_KEY."""
     api_key_file: str | None = option(None, metavar="FILE")
     """Keys by their hashes, as `octavo key new` writes them, each with a name and scopes: infer, admin. Read again on
     SIGHUP."""
+    metrics_without_key: bool = option(False)
+    """Leave GET /metrics open where other routes need a key, for a scraper that has none."""
     uds: str | None = option(None, metavar="PATH")
     """Unix socket to listen on, instead of a port."""
     ssl_keyfile: str | None = option(None, metavar="FILE")

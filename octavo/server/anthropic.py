@@ -1,17 +1,14 @@
-"""Anthropic's Messages API: its fields, as a chat request; its answers, events and errors. Knows no engine."""
+"""Anthropic's Messages API: its fields, as a chat request; its answers and events. Knows no engine."""
 
 import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
-import msgspec
 from pydantic import Field
-from starlette.responses import Response
 
 from octavo.errors import ClientError, UnsupportedError
 from octavo.server.blocks import Block, BlockReader, Closed, Grew, Opened
 from octavo.server.chat import TurnNews
-from octavo.server.errors import Failure
 from octavo.server.requests import Body, ChatRequest, Float, Int
 from octavo.server.responses import Usage
 
@@ -335,36 +332,3 @@ def _whole(block: Block) -> dict[str, Any]:
         arguments = json.loads(block.text or "{}")
         made["input"] = arguments if isinstance(arguments, dict) else {}
     return made
-
-
-ERROR_TYPES = {
-    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-    413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error",
-}  # fmt: skip
-
-
-class AnthropicErrorBody(msgspec.Struct):
-    """What is inside."""
-
-    type: str
-    message: str
-
-
-class AnthropicError(msgspec.Struct):
-    """Body of every answer that is no success, and of an event that ends a stream early."""
-
-    error: AnthropicErrorBody
-    type: Literal["error"] = "error"
-
-
-def error_json(found: Failure) -> bytes:
-    """An error in Anthropic's form."""
-    kind = ERROR_TYPES.get(found.status, "invalid_request_error" if found.status < 500 else "api_error")
-    return msgspec.json.encode(AnthropicError(AnthropicErrorBody(kind, found.error.message)))
-
-
-def error_response(found: Failure) -> Response:
-    """The same as an answer; an overloaded server is 529 there."""
-    status = 529 if found.status == 503 else found.status
-    headers = {"Retry-After": str(found.retry_after_s)} if status in (429, 529) else {}
-    return Response(error_json(found), status, headers, media_type="application/json")

@@ -17,8 +17,9 @@ from starlette.middleware.cors import CORSMiddleware
 from octavo.errors import ConfigError, OctavoError
 from octavo.registry import load_object
 from octavo.server.engine_view import EngineView
-from octavo.server.errors import ClientGone, on_error, on_fault
-from octavo.server.middleware import AnswerHeaders, HeaderLimits, KeyCheck, Measure, RootPath, WholeBody
+from octavo.server.error_forms import on_error, on_fault
+from octavo.server.errors import ClientGone
+from octavo.server.middleware import OPEN_PATHS, AnswerHeaders, HeaderLimits, KeyCheck, Measure, RootPath, WholeBody
 from octavo.server.openapi import describe
 from octavo.server.routes import (
     batches,
@@ -62,14 +63,16 @@ def build_app(lifecycle: Lifecycle) -> FastAPI:
     openapi_url = None if server.disable_fastapi_docs else "/openapi.json"
     routes = ROUTES if server.disable_console else (*ROUTES, console)
     app = _routed(lifecycle, routes, openapi_url=openapi_url, lifespan=_closing_store)
-    app.openapi = cache(partial(describe, app, guarded=bool(lifecycle.keys)))  # type: ignore[method-assign]
+    open_paths = OPEN_PATHS | {"/metrics"} if server.metrics_without_key else OPEN_PATHS
+    guarded = partial(describe, app, open_paths=open_paths if lifecycle.keys else None)
+    app.openapi = cache(guarded)  # type: ignore[method-assign]
     app.state.engine_view = EngineView(lifecycle)
     app.state.store = Store(lifecycle, inner_app(lifecycle))
     # The last one added is the first to see a request.
     for name in server.middleware:
         _add_foreign_middleware(app, name)
     app.add_middleware(WholeBody, max_bytes=server.max_body_bytes)
-    app.add_middleware(KeyCheck, keys=lifecycle.keys)
+    app.add_middleware(KeyCheck, keys=lifecycle.keys, open_paths=open_paths)
     app.add_middleware(
         CORSMiddleware,
         allow_origins=server.allowed_origins,

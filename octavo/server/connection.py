@@ -15,6 +15,7 @@ from octavo import envs, limits
 from octavo.config import ServerConfig
 from octavo.errors import ClientError, ConfigError
 from octavo.logging import adopt
+from octavo.server.error_forms import OPENAI
 from octavo.server.errors import HeadersTooLargeError, failure
 
 HEADER_TIMEOUT_S = float(limits.HEADER_SECONDS.default)
@@ -125,7 +126,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def _refuse(self, err: ClientError) -> None:
         if not (self._in_request() and self.cycle.response_started):
-            body = failure(err).json()
+            body = OPENAI.json(failure(err))
             status = f"{err.status} {HTTPStatus(err.status).phrase}"
             head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\nconnection: close\r\n"
             self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)

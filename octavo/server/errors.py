@@ -1,4 +1,4 @@
-"""Turns every failure into a status and the one error envelope. Knows no route; never shows a traceback."""
+"""Turns every failure into a status and words for the client. Knows no route; never shows a traceback."""
 
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -8,8 +8,6 @@ import msgspec
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
 
 from octavo.errors import ClientError, EngineDeadError, EngineError, OverloadedError
 
@@ -73,18 +71,12 @@ class ClientGone(Exception):
 
 
 class ErrorBody(msgspec.Struct):
-    """What is inside the envelope. `code` is a word of ours or the HTTP status."""
+    """What a client is told. `code` is a word of ours or the HTTP status."""
 
     message: str
     type: str
     param: str | None
     code: str | int | None
-
-
-class ErrorEnvelope(msgspec.Struct):
-    """Body of every answer that is not a success, and of an event that ends a stream early."""
-
-    error: ErrorBody
 
 
 class Failure(NamedTuple):
@@ -93,19 +85,6 @@ class Failure(NamedTuple):
     status: int
     error: ErrorBody
     retry_after_s: int = RETRY_AFTER_S
-
-    def response(self) -> Response:
-        """The answer, with the headers its status asks for."""
-        headers = {}
-        if self.status == 401:
-            headers["WWW-Authenticate"] = "Bearer"
-        if self.status in (429, 503):
-            headers["Retry-After"] = str(self.retry_after_s)
-        return Response(self.json(), self.status, headers, media_type="application/json")
-
-    def json(self) -> bytes:
-        """The envelope as UTF-8 JSON."""
-        return msgspec.json.encode(ErrorEnvelope(self.error))
 
 
 def failure(err: Exception) -> Failure:
@@ -130,33 +109,6 @@ def failure(err: Exception) -> Failure:
         kind = {404: "NotFoundError", 405: "MethodNotAllowedError"}.get(err.status_code, "BadRequestError")
         return _failure(err.status_code, str(err.detail), kind)
     return _failure(500, "internal error; the server's log has the cause", "InternalServerError")
-
-
-async def on_error(request: Request, err: Exception) -> Response:
-    """Exception handler of the app."""
-    if isinstance(err, ClientGone):
-        return Response(status_code=499)
-    response = failure(_named(request, err)).response()
-    if isinstance(err, HTTPException) and err.headers:
-        response.headers.update(err.headers)
-    return response
-
-
-async def on_fault(request: Request, err: Exception) -> Response:
-    """Exception handler for faults of ours, which the HTTP layer logs, closing the connection: a client that was not
-    told so would lose its next request on it.
-    """
-    response = await on_error(request, err)
-    response.headers["Connection"] = "close"
-    return response
-
-
-def _named(request: Request, err: Exception) -> Exception:
-    """The router's own errors, with the route they are about."""
-    if isinstance(err, HTTPException) and err.status_code in (404, 405):
-        known = "is not a route of this server" if err.status_code == 404 else f"does not take {request.method}"
-        return HTTPException(err.status_code, f"{request.url.path} {known}; /openapi.json lists the routes")
-    return err
 
 
 def _failure(status: int, message: str, kind: str, param: str | None = None, code: str | int | None = None) -> Failure:

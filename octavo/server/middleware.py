@@ -6,18 +6,19 @@ import asyncio
 import re
 import time
 import uuid
+from collections.abc import Set
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo import limits
 from octavo.errors import ClientError
+from octavo.server.error_forms import path_of, refusal
 from octavo.server.errors import (
     AuthenticationError,
     HeadersTooLargeError,
     PermissionDeniedError,
     SlowBodyError,
     TooLargeError,
-    failure,
 )
 from octavo.server.keys import KeyRing
 from octavo.server.keys import Scope as KeyScope
@@ -25,17 +26,19 @@ from octavo.server.metrics import HttpMetrics
 from octavo.server.unknown_fields import HEADER as IGNORED_FIELDS
 from octavo.server.unknown_fields import header_value
 
-OPEN_PATHS = frozenset(["/health", "/livez", "/readyz", "/ping", "/metrics", "/version", "/console/about"])
-"""Routes that need no key."""
+OPEN_PATHS = frozenset(["/health", "/livez", "/readyz", "/ping", "/console/about"])
+"""Routes that need no key: they say whether the server is well, and whether it wants a key."""
 
 CONSOLE_FILES = "/console/files/"
 """What the page at / loads."""
 
 INFER_PREFIXES = ("/v1/", "/v2/", "/inference/")
-INFER_PATHS = frozenset(["/", "/load", "/openapi.json", "/redoc", "/generate", "/generate_stream", "/info", "/score",
+INFER_PATHS = frozenset(["/", "/openapi.json", "/redoc", "/generate", "/generate_stream", "/info", "/score",
                          "/rerank", "/classify", "/pooling", "/invocations", "/tokenizer_info",
                          "/tokenize", "/detokenize", "/docs", "/docs/oauth2-redirect", "/console/state"])  # fmt: skip
 """Routes for keys of the scope infer."""
+ANY_KEY_PATHS = frozenset(["/metrics", "/load", "/version"])
+"""Routes for every key, whatever its scopes."""
 ADMIN_PATHS = frozenset(["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
 """Those under the prefixes that change what others get. All paths that are not named here are for admins too."""
 
@@ -51,12 +54,6 @@ REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 def header(scope: Scope, name: bytes) -> bytes | None:
     """The first header of that (lower-case) name."""
     return next((value for key, value in scope["headers"] if key == name), None)
-
-
-def _path(scope: Scope) -> str:
-    """The path below the prefix of a proxy."""
-    path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", ""))
 
 
 class RootPath:
@@ -118,7 +115,7 @@ class HeaderLimits:
         except ClientError as err:
             if scope["type"] != "http":
                 return await send({"type": "websocket.close", "code": 1008})
-            return await failure(HeadersTooLargeError(err.message)).response()(scope, receive, send)
+            return await refusal(scope, HeadersTooLargeError(err.message))(scope, receive, send)
         return await self._app(scope, receive, send)
 
 
@@ -127,23 +124,27 @@ def is_console_page(method: str, path: str) -> bool:
     return method in ("GET", "HEAD") and (path == "/" or path.startswith(CONSOLE_FILES))
 
 
-def required_scope(path: str) -> KeyScope | None:
-    """The scope that a path needs; None for one that is open. What is not known to be for everybody is for admins."""
-    if path in OPEN_PATHS:
-        return None
+def good_scopes(path: str) -> frozenset[KeyScope]:
+    """The scopes of which a key needs one for a path. What is not known to be for everybody is for admins."""
+    if path in ANY_KEY_PATHS:
+        return frozenset(KeyScope)
     if path in INFER_PATHS or (path.startswith(INFER_PREFIXES) and path not in ADMIN_PATHS):
-        return KeyScope.INFER
-    return KeyScope.ADMIN
+        return frozenset([KeyScope.INFER])
+    return frozenset([KeyScope.ADMIN])
 
 
 class KeyCheck:
-    """Answers 401 to all but `OPEN_PATHS` without a key, and 403 with one that is not good for the path. Closed by
-    default: new routes are guarded too. The key's name goes to `request.state.tenant`.
+    """Answers 401 without a key, and 403 with one that is not good for the path. Closed by default: new routes are
+    guarded too. The key's name goes to `request.state.tenant`.
+
+    Args:
+        open_paths: those that need no key, besides the console's page.
     """
 
-    def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
+    def __init__(self, app: ASGIApp, keys: KeyRing, open_paths: Set[str] = OPEN_PATHS) -> None:
         self._app = app
         self._keys = keys
+        self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         err = self._refusal(scope) if self._keys and scope["type"] != "lifespan" else None
@@ -151,17 +152,18 @@ class KeyCheck:
             return await self._app(scope, receive, send)
         if scope["type"] == "websocket":
             return await send({"type": "websocket.close", "code": 1008})
-        return await failure(err).response()(scope, receive, send)
+        return await refusal(scope, err)(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> ClientError | None:
-        path = _path(scope)
-        needed = required_scope(path)
-        if scope["type"] == "http" and (needed is None or is_console_page(scope["method"], path)):
+        path = path_of(scope)
+        if scope["type"] == "http" and (path in self._open_paths or is_console_page(scope["method"], path)):
             return None
         key = self._keys.find(presented_key(scope))
         if key is None:
             return AuthenticationError("a valid key is needed; send the header Authorization: Bearer KEY")
-        if needed is not None and needed not in key.scopes:
+        good = good_scopes(path)
+        if not good & key.scopes:
+            needed = " or ".join(sorted(good))
             return PermissionDeniedError(f"this key is not good for {path}, which needs the scope {needed}")
         scope.setdefault("state", {})["tenant"] = key.name
         return None
@@ -184,7 +186,7 @@ class WholeBody:
         self._timeout_s = timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS") or _path(scope) in STREAMED_PATHS:
+        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS") or path_of(scope) in STREAMED_PATHS:
             return await self._app(scope, receive, send)
         try:
             length = header(scope, b"content-length")
@@ -224,7 +226,7 @@ class WholeBody:
         return TooLargeError(f"the body is larger than {self._max_bytes} bytes; send less, or raise --max-body-bytes")
 
     async def _refuse(self, err: ClientError, scope: Scope, receive: Receive, send: Send) -> None:
-        response = failure(err).response()
+        response = refusal(scope, err)
         response.headers["Connection"] = "close"  # the rest of the body is not read
         await response(scope, receive, send)
 

@@ -1,15 +1,14 @@
 """The OpenAPI document: what FastAPI knows of the routes, with the bodies, answers and errors that they really have."""
 
 import re
+from collections.abc import Set
 from typing import Any
 
 import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from octavo.server.anthropic import AnthropicError
-from octavo.server.errors import ErrorEnvelope
-from octavo.server.middleware import OPEN_PATHS
+from octavo.server.error_forms import ANTHROPIC, OPENAI, TGI, form_of
 from octavo.server.responses import (
     ChatCompletion,
     Completion,
@@ -22,7 +21,7 @@ from octavo.server.responses import (
     Tokens,
     VersionInfo,
 )
-from octavo.server.tgi import ErrorAnswer, Generated, Info
+from octavo.server.tgi import Generated, Info
 
 ANSWERS: dict[str, type[msgspec.Struct]] = {
     "/v1/chat/completions": ChatCompletion,
@@ -43,12 +42,6 @@ ANSWERS: dict[str, type[msgspec.Struct]] = {
 }
 """What a 200 holds."""
 
-ERRORS: dict[str, type[msgspec.Struct]] = {
-    **dict.fromkeys(("/", "/generate", "/generate_stream"), ErrorAnswer),
-    **dict.fromkeys(("/v1/messages", "/v1/messages/count_tokens"), AnthropicError),
-}
-"""What an answer that is no success holds, where another API's clients expect their own form."""
-
 PROBES = ("/health", "/ping", "/readyz")
 """Routes whose 503 is the same as their 200, with another word in it."""
 
@@ -64,23 +57,23 @@ FILES = {"/metrics": "text/plain", "/v1/files/{file_id}/content": "application/o
 REF = "#/components/schemas/{name}"
 
 
-def describe(app: FastAPI, *, guarded: bool) -> dict[str, Any]:
+def describe(app: FastAPI, *, open_paths: Set[str] | None) -> dict[str, Any]:
     """The document of an app.
 
     Args:
-        guarded: whether requests need a key.
+        open_paths: those that need no key; None if no path does.
     """
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
     schemas: dict[str, Any] = document.setdefault("components", {}).setdefault("schemas", {})
-    kinds = {ErrorEnvelope, *ANSWERS.values(), *ERRORS.values()}
+    kinds = {*ANSWERS.values(), *(form.body for form in (OPENAI, ANTHROPIC, TGI))}
     schemas.update(msgspec.json.schema_components(kinds, ref_template=REF)[1])
     for path, operations in document["paths"].items():
         for operation in operations.values():
             _hoist_definitions(operation, schemas)
             _describe_answers(operation, path)
-            if guarded and path not in OPEN_PATHS:
+            if open_paths is not None and path not in open_paths:
                 operation["security"] = [{"key": []}]
-    if guarded:
+    if open_paths is not None:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     for unused in ("HTTPValidationError", "ValidationError"):  # our errors have one form
         schemas.pop(unused, None)
@@ -96,7 +89,7 @@ def _describe_answers(operation: dict[str, Any], path: str) -> None:
         responses["200"] = {"description": "Done", "content": {FILES[path]: {"schema": {"type": "string"}}}}
     if path in STREAMS:
         responses["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
-    envelope = _json(ERRORS.get(path, ErrorEnvelope))
+    envelope = _json(form_of(path).body)
     responses["4XX"] = {"description": "The request is wrong, or not allowed", "content": envelope}
     responses["5XX"] = {"description": "The server cannot do it, or not now", "content": envelope}
     if path in PROBES:

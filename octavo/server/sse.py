@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -10,6 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from octavo.logging import get_logger
+from octavo.server.error_forms import form_of, path_of
 from octavo.server.errors import ClientGone, Failure, failure
 
 T = TypeVar("T")
@@ -30,11 +32,6 @@ def event(data: bytes) -> bytes:
 def named_event(name: str, data: bytes) -> bytes:
     """One event with a name."""
     return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
-
-
-def failure_event(found: Failure) -> bytes:
-    """The event that ends a stream early, in OpenAI's form."""
-    return event(found.json())
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -60,13 +57,13 @@ async def event_stream(
     events: AsyncGenerator[bytes],
     keep_alive_s: float = 0.0,
     *,
-    error_event: Callable[[Failure], bytes] = failure_event,
+    error_event: Callable[[Failure], bytes] | None = None,
 ) -> Response:
     """A response that sends `events`. It starts once the first is there, so what fails before has its own status; or
     after `keep_alive_s`, if that is given: from then on it carries a comment whenever it was silent for as long.
 
     Args:
-        error_event: tells of a failure on the way.
+        error_event: tells of a failure on the way; by default in the form of the path.
     """
     first = asyncio.ensure_future(_first(events))
     try:
@@ -78,7 +75,7 @@ async def event_stream(
         await asyncio.gather(first, return_exceptions=True)
         await events.aclose()
         raise
-    return _EventStream(first, events, keep_alive_s, error_event)
+    return _EventStream(first, events, keep_alive_s, error_event or partial(_error_event, request.scope))
 
 
 class _EventStream(Response):
@@ -143,6 +140,11 @@ class _EventStream(Response):
                 continue
             self._last_sent_s = time.monotonic()
             await _send_body(send, KEEP_ALIVE, more=True)
+
+
+def _error_event(scope: Scope, found: Failure) -> bytes:
+    form = form_of(path_of(scope))
+    return named_event(form.event, form.json(found)) if form.event else event(form.json(found))
 
 
 async def _wait(first: "asyncio.Future[bytes]", keep_alive_s: float) -> None:

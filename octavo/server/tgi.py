@@ -1,4 +1,4 @@
-"""The forms of Text Generation Inference's own API: fields, answers, errors. Knows no route and no engine.
+"""The forms of Text Generation Inference's own API: fields and answers. Knows no route and no engine.
 
 Its tokens join to its text: the special ones (an end token) are flagged, and part of the tokens alone.
 """
@@ -8,12 +8,10 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import Field
-from starlette.responses import Response
 
 from octavo.errors import ClientError
 from octavo.outputs import CompletionOutput, TokenLogprobs
 from octavo.sampling_params import SamplingParams, StructuredOutputsParams
-from octavo.server.errors import Failure
 from octavo.server.logprobs import most_likely
 from octavo.server.requests import Body, Float, Int
 from octavo.tokenizer.tokenizer import TextDecoder, Tokenizer
@@ -225,30 +223,6 @@ class SimpleToken(msgspec.Struct):
     text: str
     start: int
     stop: int
-
-
-class ErrorAnswer(msgspec.Struct):
-    """Body of every answer that is no success, and of an event that ends a stream early."""
-
-    error: str
-    error_type: Literal["validation", "overloaded", "generation", "incomplete_generation"]
-
-
-def error_json(found: Failure) -> bytes:
-    """An error in TGI's form."""
-    kind: Literal["validation", "overloaded", "generation"] = "validation"
-    if found.status in (429, 503):
-        kind = "overloaded"
-    elif found.status >= 500:
-        kind = "generation"
-    return msgspec.json.encode(ErrorAnswer(found.error.message, kind))
-
-
-def error_response(found: Failure) -> Response:
-    """The same as an answer, with TGI's statuses: 422 for a bad request, 429 for later, 424 for a fault."""
-    status = {400: 422, 503: 429, 500: 424}.get(found.status, found.status)
-    headers = {"Retry-After": str(found.retry_after_s)} if status == 429 else {}
-    return Response(error_json(found), status, headers, media_type="application/json")
 
 
 def finish_reason(sample: CompletionOutput) -> FinishReason:

@@ -72,8 +72,9 @@ def test_the_page_is_public_and_what_it_shows_is_not(locked: World) -> None:
     assert locked.http.head("/").status_code == 200
     assert locked.http.get("/console/files/console.css").status_code == 200
     assert locked.http.get("/console/about").json()["needs_key"] is True
-    for method, path in (("GET", "/console/state"), ("POST", "/"), ("GET", "/console/"), ("POST", "/console/files/x")):
+    for method, path in (("GET", "/console/state"), ("GET", "/console/"), ("POST", "/console/files/x")):
         assert_refused(locked.http.request(method, path), 401)
+    assert locked.http.post("/").status_code == 401  # TGI's route, and its form of errors
     headers = {"Authorization": f"Bearer {SECRET}"}
     assert locked.http.get("/console/state", headers=headers).status_code == 200
 
@@ -82,7 +83,7 @@ def test_a_server_may_have_no_console(script_folder: Path) -> None:
     with serve_app(script_folder, ServerConfig(disable_console=True, disable_log_stats=True)) as world:
         for path in ("/console/files/console.css", "/console/state", "/console/about"):
             assert_refused(world.http.get(path), 404)
-        assert_refused(world.http.get("/"), (404, 405))
+        assert world.http.get("/").status_code == 405
 
 
 def test_the_page_is_there_behind_a_prefix_and_while_the_model_is_loaded() -> None:

@@ -1,23 +1,30 @@
 """API keys: hashes, scopes, the file, and what a key of each scope may do."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import httpx
 import pytest
+from fastapi import FastAPI
 
 from octavo.cli import main
 from octavo.config import ServerConfig
 from octavo.errors import ConfigError
 from octavo.server.app import build_app
 from octavo.server.keys import Key, KeyRing, Scope, hashed, new_key
-from octavo.server.middleware import CONSOLE_FILES, is_console_page, required_scope
+from octavo.server.middleware import CONSOLE_FILES, good_scopes, is_console_page
 from octavo.server.serving import Lifecycle
 from tests.server.world import World, assert_refused, serve_app, wait_for
 
-OPEN = {"/health", "/livez", "/readyz", "/ping", "/metrics", "/version", "/console/about"}
+OPEN = {"/health", "/livez", "/readyz", "/ping", "/console/about"}
+"""Routes that need no key."""
+PAGE = {("GET", "/"), ("HEAD", "/"), ("GET", CONSOLE_FILES), ("HEAD", CONSOLE_FILES)}
+"""Nor does the console's page, which asks for one."""
+ANY_KEY = {"/metrics", "/load", "/version"}
 ADMINS = {"/server_info"}
-"""Routes that only keys of the scope admin reach; a new one has to be written down here, or be for everybody."""
+"""Routes that only keys of the scope admin reach; a new one has to be written down here, or be for keys of infer."""
 
 
 def test_a_key_is_remembered_by_its_salted_hash_only() -> None:
@@ -85,26 +92,70 @@ def test_the_command_shows_a_key_once_and_its_line(tmp_path: Path, capsys: pytes
     assert (tmp_path / "fresh").stat().st_mode & 0o077 == 0
 
 
-def routes_under(router: Any) -> Iterator[str]:
-    """Paths of all routes, those that the document does not list included."""
+class Operation(NamedTuple):
+    """A method of a route."""
+
+    method: str
+    path: str
+
+
+def operations_under(router: Any) -> Iterator[Operation]:
+    """Those of all routes, the ones that the document does not list included."""
     for route in router.routes:
-        if hasattr(route, "path"):
-            yield route.path
-        else:
-            yield from routes_under(route.original_router)
+        if not hasattr(route, "path"):
+            yield from operations_under(route.original_router)
+            continue
+        for method in route.methods or ("POST",):
+            yield Operation(method, route.path.partition("{")[0])
 
 
-def test_every_route_is_open_for_everybody_or_for_admins_on_purpose() -> None:
-    app = build_app(Lifecycle(ServerConfig()))
-    paths = {path.partition("{")[0] for path in routes_under(app)}
-    assert {"/docs", "/openapi.json", "/invocations", "/v1/chat/completions"} <= paths
+def statuses(app: FastAPI, operations: Iterable[Operation], key: str) -> dict[Operation, int]:
+    """What each is answered, while the model is still loaded. No body is right, so no route does anything."""
+
+    async def ask_all() -> dict[Operation, int]:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app, False), base_url="http://test") as http:
+            return {each: (await http.request(*each, headers=headers)).status_code for each in operations}
+
+    return asyncio.run(ask_all())
+
+
+def keyed_app(folder: Path, **options: Any) -> FastAPI:
+    """An app with a key for each scope, which is the scope's name."""
+    file = folder / "keys"
+    file.write_text("\n".join(hashed(scope, scope, [scope]).line() for scope in Scope))
+    return build_app(Lifecycle(ServerConfig(api_key_file=str(file), files_dir=str(folder / "files"), **options)))
+
+
+def test_every_route_needs_a_key_but_those_that_are_open_on_purpose(tmp_path: Path) -> None:
+    app = keyed_app(tmp_path)
+    operations = set(operations_under(app))
+    assert {("GET", "/docs"), ("GET", "/openapi.json"), ("GET", "/load"), ("POST", "/v1/chat/completions"), *PAGE} <= (
+        operations
+    )
+    assert len(operations) > 50
+    without = statuses(app, operations, key="")
+    assert {each for each, status in without.items() if status != 401} == PAGE | {
+        each for each in operations if each.path in OPEN
+    }
+    denied = {each.path for each, status in statuses(app, operations, key="infer").items() if status == 403}
+    assert denied == ADMINS
+    good = {each.path for each, status in statuses(app, operations, key="admin").items() if status != 403}
+    assert good == {*OPEN, *ANY_KEY, *ADMINS, "/", CONSOLE_FILES}
+
+
+def test_what_is_no_route_is_for_admins() -> None:
     assert is_console_page("GET", CONSOLE_FILES + "x") and not is_console_page("POST", CONSOLE_FILES + "x")
-    paths.remove(CONSOLE_FILES)  # files of the page at /, which asks for the key
-    by_scope = {scope: {path for path in paths if required_scope(path) == scope} for scope in (None, *Scope)}
-    assert by_scope[None] == OPEN
-    assert by_scope[Scope.ADMIN] == ADMINS
     for path in ("/sleep", "/v1/load_lora_adapter", "/v1", "/x", "//v1/models", "/V1/models", "/collective_rpc", ""):
-        assert required_scope(path) == Scope.ADMIN, path
+        assert good_scopes(path) == {Scope.ADMIN}, path
+
+
+def test_metrics_are_open_if_told_to_and_nothing_else(tmp_path: Path) -> None:
+    app = keyed_app(tmp_path, metrics_without_key=True)
+    asked = [Operation("GET", path) for path in ("/metrics", "/load", "/version", "/metricsx", "/v1/models")]
+    assert list(statuses(app, asked, key="").values()) == [200, 401, 401, 401, 401]
+    document = app.openapi()
+    assert "security" not in document["paths"]["/metrics"]["get"] and document["paths"]["/load"]["get"]["security"]
 
 
 @pytest.fixture(scope="module")

@@ -134,9 +134,9 @@ $("forget-key").addEventListener("click", () => {
 async function greet() {
   try {
     const about = await (await call("console/about")).json();
-    setText($("version"), about.version);
     if (about.status !== "ready") return later(about.status === "loading" ? "The model is being loaded." : `The server is ${about.status}.`);
     if (about.needs_key && !key.value && !(await askForKey(""))) return later("A key is needed.", false);
+    setText($("version"), (await (await call("version")).json()).version);
     const [model] = (await (await call("v1/models")).json()).data;
     setText($("model"), model.id);
     $("forget-key").hidden = !key.value;

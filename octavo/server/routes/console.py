@@ -12,7 +12,6 @@ from octavo.errors import NotFoundError
 from octavo.server.engine_view import EngineView
 from octavo.server.responses import json_response
 from octavo.server.serving import lifecycle_of
-from octavo.version import VERSION
 
 router = APIRouter()
 
@@ -34,7 +33,6 @@ HEADERS = {
 class About(msgspec.Struct, kw_only=True):
     """Answer of /console/about: what the page has to know before it has a key."""
 
-    version: str
     status: str
     needs_key: bool
 
@@ -78,9 +76,9 @@ async def file(request: Request, name: str) -> Response:
 
 @router.get("/console/about", include_in_schema=False)
 async def about(request: Request) -> Response:
-    """What the server is, and whether it wants a key."""
+    """Whether the server is ready, and whether it wants a key."""
     lifecycle = lifecycle_of(request)
-    return json_response(About(version=VERSION, status=lifecycle.status, needs_key=bool(lifecycle.keys)))
+    return json_response(About(status=lifecycle.status, needs_key=bool(lifecycle.keys)))
 
 
 @router.get("/console/state", include_in_schema=False)

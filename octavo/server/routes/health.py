@@ -1,4 +1,4 @@
-"""Probes, open to all: is the process alive, is the engine alive, may traffic come. None asks the engine process."""
+"""Probes, which need no key: is the process alive, is the engine alive, may traffic come. None asks the engine."""
 
 from collections.abc import Set
 

@@ -1,4 +1,4 @@
-"""Anthropic's routes: POST /v1/messages and /v1/messages/count_tokens. Errors are in its form too."""
+"""Anthropic's routes: POST /v1/messages and /v1/messages/count_tokens."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -10,19 +10,16 @@ from octavo.server.anthropic import (
     CountRequest,
     MessagesRequest,
     MessageWriter,
-    error_json,
-    error_response,
     to_chat,
 )
 from octavo.server.body import body_schema, json_body
 from octavo.server.chat import PreparedTurn, conversation_of, prepare_turn, run_turn
 from octavo.server.refusals import check_chat
-from octavo.server.route_errors import answering_failures
 from octavo.server.serving import lifecycle_of
 from octavo.server.sse import event_stream, named_event, unless_gone
 from octavo.server.tools import tool_use
 
-router = APIRouter(route_class=answering_failures(error_response))
+router = APIRouter()
 
 
 @router.post("/v1/messages", openapi_extra=body_schema(MessagesRequest))
@@ -31,12 +28,8 @@ async def messages(request: Request, body: MessagesRequest = json_body(MessagesR
     turn = await prepare_turn(request, to_chat(body), "msg", fit=True)
     writer = MessageWriter(turn.header.id, turn.header.model, body.max_tokens)
     if body.stream:
-        return await event_stream(
-            request,
-            _events(turn, writer),
-            lifecycle_of(request).server.sse_keep_alive_interval,
-            error_event=lambda found: named_event("error", error_json(found)),
-        )
+        keep_alive_s = lifecycle_of(request).server.sse_keep_alive_interval
+        return await event_stream(request, _events(turn, writer), keep_alive_s)
     return await unless_gone(request.receive, _whole(turn, writer))
 
 

@@ -1,4 +1,4 @@
-"""GET /metrics and /load: what the server does now. Open to all, and never waits for the engine."""
+"""GET /metrics and /load: what the server does now. Never waits for the engine."""
 
 from fastapi import APIRouter, Request, Response
 

@@ -1,4 +1,4 @@
-"""Text Generation Inference's routes: POST /generate, /generate_stream and /, GET /info. Errors are in its form too."""
+"""Text Generation Inference's routes: POST /generate, /generate_stream and /, GET /info."""
 
 import itertools
 import uuid
@@ -17,7 +17,6 @@ from octavo.server.body import body_schema, json_body
 from octavo.server.generation import Work, run
 from octavo.server.prompts import Prompt, truncate
 from octavo.server.responses import json_response
-from octavo.server.route_errors import answering_failures
 from octavo.server.sampling import check_sizes
 from octavo.server.serving import Serving, lifecycle_of
 from octavo.server.sse import event, event_stream, unless_gone
@@ -33,14 +32,12 @@ from octavo.server.tgi import (
     StreamEvent,
     TgiRequest,
     TokenWriter,
-    error_json,
-    error_response,
     finish_reason,
     sampling_params,
 )
 from octavo.version import VERSION
 
-router = APIRouter(route_class=answering_failures(error_response))
+router = APIRouter()
 
 _serial = itertools.count()
 
@@ -107,9 +104,7 @@ async def _stream(request: Request, body: TgiRequest) -> Response:
     serving = lifecycle.serving()
     work = await _work(request, serving, body, stream=True)
     keep_alive_s = lifecycle.server.sse_keep_alive_interval
-    return await event_stream(
-        request, _events(serving, body, work), keep_alive_s, error_event=lambda found: event(error_json(found))
-    )
+    return await event_stream(request, _events(serving, body, work), keep_alive_s)
 
 
 async def _work(request: Request, serving: Serving, body: TgiRequest, *, stream: bool) -> Work:
