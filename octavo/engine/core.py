@@ -42,7 +42,7 @@ GRAMMAR_POLL_S = 0.001
 """How long to wait for a grammar to be compiled, when nothing else can run, before looking for new requests."""
 
 MAX_FAILED_STEPS = 3
-"""The engine is given up after this many steps in a row whose execution raised."""
+"""After so many steps in a row whose execution raised, the engine is given up unless a probe says that it works."""
 
 
 class InFlight(NamedTuple):
@@ -187,8 +187,7 @@ class EngineCore:
             output = result.result()
         except Exception as err:  # see _execute
             logger.exception("step %d failed with %d sequences", plan.step, len(plan.rows))
-            self._failed_steps += 1
-            if self._failed_steps >= MAX_FAILED_STEPS or isinstance(err, EngineDeadError):
+            if isinstance(err, EngineDeadError) or self._is_broken():
                 self.failure = EngineDeadError(f"the engine cannot go on: {_describe(err)}")
             message = f"the engine failed while it computed this request: {_describe(err)}"
             return ModelRunnerOutput(step=plan.step, errors=dict.fromkeys(plan.rows, message))
@@ -197,6 +196,21 @@ class EngineCore:
             output.errors |= masks.errors
             output.refused |= masks.refused
         return output
+
+    def _is_broken(self) -> bool:
+        """Whether the step that just failed is one too many. Each may have failed for its own requests' sake, however
+        many follow each other, so that a step without any has to tell.
+        """
+        self._failed_steps += 1
+        if self._failed_steps < MAX_FAILED_STEPS:
+            return False
+        try:
+            self.executor.probe()
+        except Exception:  # whatever a model or kernel raises
+            logger.exception("%d steps in a row failed, and so did one without requests", self._failed_steps)
+            return True
+        self._failed_steps = 0
+        return False
 
     def _emit(self, outputs: list[EngineOutput]) -> EngineOutputs:
         if self.failure is not None:

@@ -44,6 +44,10 @@ class Executor(Protocol):
         """Finish the plan that was executed last; `masks` bind the rows they name."""
         ...
 
+    def probe(self) -> None:
+        """Compute a token that is nobody's. Raises what the workers raise if even that fails."""
+        ...
+
     def close(self) -> None:
         """Release everything. May be called twice."""
         ...

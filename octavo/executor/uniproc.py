@@ -33,5 +33,8 @@ class UniprocExecutor:
         done.set_result(self._worker.sample(plan, masks))
         return done
 
+    def probe(self) -> None:
+        self._worker.probe()
+
     def close(self) -> None:
         self._worker.close()

@@ -106,3 +106,18 @@ class InputBatch:
             attention=attention,
             kv_pages=kv_pages,
         )
+
+
+def probe_batch(kv_pages: list[Tensor], device: torch.device) -> ForwardBatch:
+    """A forward pass of the token 0, which reads the first page and writes to none."""
+    one = torch.ones(1, dtype=torch.int32, device=device)
+    zero = torch.zeros(1, dtype=torch.int64, device=device)
+    attention = AttentionBatch(
+        query_start=torch.arange(2, dtype=torch.int32, device=device),
+        seq_lens=one,
+        block_table=torch.zeros((1, 1), dtype=torch.int32, device=device),
+        slot_mapping=zero - 1,
+        max_query_len=1,
+        max_seq_len=1,
+    )
+    return ForwardBatch(zero, zero, one.long(), [attention] * len(kv_pages), kv_pages)

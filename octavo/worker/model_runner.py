@@ -19,7 +19,7 @@ from octavo.models.base import CausalLM
 from octavo.ops.rank_tokens import rank_tokens
 from octavo.ops.sample import NO_TOKEN_LEFT
 from octavo.worker.forward import Forward, planned_forward
-from octavo.worker.input_batch import InputBatch
+from octavo.worker.input_batch import InputBatch, probe_batch
 from octavo.worker.kv_pages import KVPages
 from octavo.worker.logprobs import to_messages
 from octavo.worker.rows import Rows
@@ -106,6 +106,12 @@ class ModelRunner:
         elif self._hidden is not None:
             self._finish(plan, bound, output)
         return output
+
+    @torch.inference_mode()
+    def probe(self) -> None:
+        """Compute a token that is nobody's and changes no page. Raises if even that fails."""
+        self._hidden = self._forward(probe_batch(self.pages.pools, self.device))
+        self._logits(np.zeros(1, np.int64))
 
     def _compute(self, plan: SchedulerOutput) -> Tensor:
         return self._forward(self._batch.gather(plan, self.rows, self.pages.pools))

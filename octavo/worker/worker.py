@@ -97,6 +97,11 @@ class Worker:
         assert self._runner is not None
         return self._runner.sample(plan, masks)
 
+    def probe(self) -> None:
+        """Compute a token that is nobody's."""
+        assert self._runner is not None
+        self._runner.probe()
+
     def close(self) -> None:
         """Release weights and pages. May be called twice."""
         self._model = self._runner = None

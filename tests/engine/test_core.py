@@ -48,11 +48,30 @@ def test_pages_of_a_failed_step_are_not_found_by_the_next_request_with_that_prom
     assert world.outputs["second"][-1].num_cached_tokens == 0
 
 
+@pytest.mark.parametrize("max_num_seqs", [1, 8])
+def test_poison_however_much_in_a_row_leaves_the_engine_up_with_right_answers(max_num_seqs):
+    world = CoreWorld(max_num_seqs=max_num_seqs)
+    world.executor.poison = {39}
+    for i in range(50):
+        world.core.submit([make_request(f"bad{i}", [39, 2, 3 + i % 30])])
+    good = [make_request(f"good{i}", [2, 2, 3 + i], max_tokens=6) for i in range(8)]
+    for request in good:
+        world.core.submit([request])
+    world.run()
+    assert {world.reason(f"bad{i}") for i in range(50)} == {"error"} and world.core.failure is None
+    late = make_request("late", [39, 2, 3])
+    world.executor.poison.clear()
+    world.core.submit([late])
+    world.run()
+    for request in [late, *good[max_num_seqs - 1 :]]:  # the first may share the last steps of the bad ones
+        assert world.tokens(request.request_id) == oracle(request, (None,), 256)
+
+
 def test_an_engine_that_fails_every_step_is_given_up_and_leaves_nobody_waiting():
     world = CoreWorld(max_num_seqs=1)
     for i in range(MAX_FAILED_STEPS + 2):
         world.core.submit([make_request(f"r{i}", 4)])
-    world.executor.faults.extend(RuntimeError("broken") for _ in range(MAX_FAILED_STEPS))
+    world.executor.faults.extend(RuntimeError("broken") for _ in range(MAX_FAILED_STEPS + 1))
     world.run()
     assert [world.reason(f"r{i}") for i in range(MAX_FAILED_STEPS + 2)] == ["error"] * (MAX_FAILED_STEPS + 2)
     with pytest.raises(EngineDeadError, match="broken"):

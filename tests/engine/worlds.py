@@ -105,7 +105,8 @@ class FakeExecutor:
     """Simulated pages behind the executor interface.
 
     Attributes:
-        faults: raised by the next steps, one each, after pages and rows were prepared.
+        faults: raised by the next steps, one each, after pages and rows were prepared; a probe takes the next one too.
+        poison: first tokens of prompts that let every step fail in which they are.
         row_errors: message that the next step reports for each of its rows.
     """
 
@@ -117,6 +118,7 @@ class FakeExecutor:
         self.free_bytes = free_bytes
         self.faults: deque[BaseException | None] = deque()
         self.row_errors: deque[str | None] = deque()
+        self.poison: set[int] = set()
         self.num_steps = 0
         self.closed = False
 
@@ -140,6 +142,8 @@ class FakeExecutor:
     def execute(self, plan: SchedulerOutput) -> None:
         self.num_steps += 1
         fault = self.faults.popleft() if self.faults else None
+        if self.poison and not self.poison.isdisjoint(self._first_tokens(plan)):
+            fault = RuntimeError("poison")
         if fault is not None:
             self.worker.last_step = plan.step
             self.worker._seat(plan)
@@ -155,8 +159,17 @@ class FakeExecutor:
         future.set_result(output)
         return future
 
+    def probe(self) -> None:
+        fault = self.faults.popleft() if self.faults else None
+        if fault is not None:
+            raise fault
+
     def close(self) -> None:
         self.closed = True
+
+    def _first_tokens(self, plan: SchedulerOutput) -> set[int]:
+        known = {row_id: row.new for row_id, row in self.worker.rows.items()} | {new.row: new for new in plan.new_rows}
+        return {known[row_id].token_ids[0] for row_id in plan.rows}
 
 
 CRASH, HANG, FAULT, SLOW = 90, 91, 92, 93
@@ -178,8 +191,7 @@ class ScriptedExecutor(FakeExecutor):
         return super().load(progress)
 
     def execute(self, plan: SchedulerOutput) -> None:
-        known = {row_id: row.new for row_id, row in self.worker.rows.items()} | {new.row: new for new in plan.new_rows}
-        first = {known[row_id].token_ids[0] for row_id in plan.rows}
+        first = self._first_tokens(plan)
         if CRASH in first:
             os.kill(os.getpid(), signal.SIGKILL)
         if HANG in first:

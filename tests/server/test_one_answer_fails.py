@@ -9,10 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from octavo.engine.output_processor import RequestState, SampleState
+from octavo.messages import SchedulerOutput
 from octavo.outputs import CompletionOutput
 from octavo.tokenizer.detokenizer import Detokenizer
+from octavo.worker.model_runner import ModelRunner
+from tests.script_model import byte_id
 from tests.server.world import World, assert_refused, joined, strict_json, wait_for
 
 BODY: dict[str, Any] = {"prompt": "hello", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
@@ -63,3 +67,31 @@ def test_mem_01_no_object_or_task_of_a_request_stays(varied: World) -> None:
         assert_refused(varied.post("/v1/completions", **BODY | {"temperature": -1}))
     varied.wait_until_idle()
     wait_for(lambda: not alive() - before)
+
+
+def test_fifty_poison_prompts_alone_and_in_batches_leave_the_engine_up_with_right_answers(
+    varied: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = varied.complete(**BODY)["choices"][0]["text"]
+    compute = ModelRunner._compute
+
+    def failing(runner: ModelRunner, plan: SchedulerOutput) -> Tensor:
+        if any(runner.rows.token_ids[row, 0] == byte_id("~") for row in plan.rows):
+            raise RuntimeError("made to fail")
+        return compute(runner, plan)
+
+    monkeypatch.setattr(ModelRunner, "_compute", failing)
+
+    def poison(number: int) -> None:
+        error = assert_refused(varied.post("/v1/completions", prompt=f"~{number}", max_tokens=5), 500)
+        assert "made to fail" in error["message"]
+
+    for number in range(50):
+        poison(number)
+    with ThreadPoolExecutor(16) as pool:
+        bad = [pool.submit(poison, number) for number in range(50)]
+        good = [pool.submit(varied.complete, **BODY) for _ in range(6)]
+        assert [each.result()["choices"][0]["text"] for each in good] == [reference] * 6
+        assert [each.result() for each in bad] == [None] * 50
+    varied.wait_until_idle()
+    assert varied.http.get("/health").status_code == 200

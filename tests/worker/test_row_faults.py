@@ -4,7 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from torch import Tensor
 
+from octavo.attention.batch import ForwardBatch
 from octavo.errors import EngineDeadError
 from octavo.messages import ModelRunnerOutput
 from octavo.sampling_params import SamplingParams
@@ -108,3 +110,20 @@ def test_a_step_that_fails_for_every_row_is_a_fault_of_the_engine() -> None:
 def test_a_lost_engine_is_not_tried_again() -> None:
     with pytest.raises(EngineDeadError):
         failing_step(EngineDeadError("a rank is lost"))
+
+
+def test_a_probe_is_a_token_that_is_nobodys_and_written_to_no_page() -> None:
+    world, seen = World(), []
+
+    def failing(batch: ForwardBatch) -> Tensor:
+        seen.append(batch)
+        raise RuntimeError("the device is gone")
+
+    world.runner._forward = failing
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        world.runner.probe()
+    (batch,) = seen
+    assert batch.input_ids.tolist() == batch.positions.tolist() == [0] and batch.lengths.tolist() == [1]
+    assert len(batch.attention) == len(batch.kv_pages) == len(world.runner.pages.pools)
+    for group in batch.attention:
+        assert group.slot_mapping.tolist() == [-1] and group.seq_lens.tolist() == [1]
