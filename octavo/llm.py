@@ -174,11 +174,7 @@ class LLM:
         with self._lock:
             searches = [
                 BeamSearch(
-                    request_id := next(self._request_ids),
-                    self._inputs.process(prompt, checked, request_id).prompt_token_ids,
-                    params,
-                    self._inputs.eos_token_ids,
-                    self.config.spec.vocab_size,
+                    self._inputs.process(prompt, checked, next(self._request_ids)), params, self.config.spec.vocab_size
                 )
                 for prompt in _as_list(prompts)
             ]

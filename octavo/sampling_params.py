@@ -267,12 +267,14 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class BeamSearchParams(msgspec.Struct, kw_only=True):
-    """Parameters of `LLM.beam_search`; the answer is the `beam_width` best sequences by length-normalized logprob.
+    """Parameters of a beam search; the answer is the `beam_width` best sequences by length-normalized logprob.
 
     Args:
         beam_width: 1..16384.
         max_tokens: most tokens to generate, 1 or more.
         length_penalty: -10..10; above 0 favours long answers.
+        include_stop_str_in_output: keep the end-of-sequence token.
+        skip_special_tokens, kept_special_token_ids: as in `SamplingParams`, for the text of served answers.
 
     Raises:
         ClientError: a value is out of range; `param` names the field.
@@ -283,6 +285,8 @@ class BeamSearchParams(msgspec.Struct, kw_only=True):
     ignore_eos: bool = False
     length_penalty: float = 1.0
     include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    kept_special_token_ids: list[int] | None = None
 
     def __post_init__(self) -> None:
         check_whole("beam_width", self.beam_width, 1, limits.CHOICES.value)

@@ -361,6 +361,29 @@ def test_beams_are_those_of_a_search_by_hand(llm, reference, penalty):
     assert llm.stats().kv_usage == 0.0
 
 
+def test_beams_are_those_of_transformers_where_both_mean_the_same(llm, reference):
+    """Without an end of the text all beams are equally long, so how a score counts the length makes no difference."""
+    prompt, width = prompt_of(24, 1), 4
+    made = reference.generate(
+        torch.tensor([prompt]),
+        num_beams=width,
+        num_return_sequences=width,
+        max_new_tokens=7,
+        min_new_tokens=7,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+        output_scores=True,
+        return_dict_in_generate=True,
+        length_penalty=1.0,
+    )
+    params = BeamSearchParams(beam_width=width, max_tokens=7, ignore_eos=True)
+    (output,) = llm.beam_search(prompt, params)
+    assert [sequence.tokens for sequence in output.sequences] == made.sequences.tolist()
+    scores = [sequence.cum_logprob / 7 for sequence in output.sequences]
+    assert scores == pytest.approx(made.sequences_scores.tolist(), abs=1e-4)
+
+
 def test_beams_compute_only_their_own_tokens(llm):
     llm.reset_prefix_cache()
     before = llm.stats().step_tokens

@@ -9,16 +9,18 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from types import TracebackType
 
 import msgspec
 
 from octavo import envs, limits
 from octavo.config import EngineConfig
+from octavo.engine.beam_search import BeamSearch
 from octavo.engine.child import EngineChild
 from octavo.engine.client import ProcessClient
 from octavo.engine.crash_dump import CrashRecorder, RequestShape, shape_of
-from octavo.engine.input_processor import InputProcessor, Prompt
+from octavo.engine.input_processor import InputProcessor, Prompt, Submission
 from octavo.engine.output_processor import OutputProcessor, RequestState
 from octavo.engine.protocol import Beat, EngineFacts, News, Refused, Reply, refusal
 from octavo.engine.stats import StatsLogger, counters, total
@@ -27,7 +29,7 @@ from octavo.errors import ClientError, EngineDeadError, OctavoError, OverloadedE
 from octavo.logging import get_logger
 from octavo.messages import EngineOutput, PageMap, Progress, SchedulerStats
 from octavo.outputs import RequestOutput
-from octavo.sampling_params import SamplingParams
+from octavo.sampling_params import BeamSearchParams, SamplingParams
 from octavo.tokenizer.tokenizer import load_tokenizer
 
 logger = get_logger(__name__)
@@ -100,6 +102,7 @@ class AsyncLLM:
         self._failure: EngineDeadError | None = None
         self._lost = asyncio.Event()
         self._draining = False
+        self._num_searches = 0
 
     async def start(self, progress: Progress | None = None) -> EngineFacts:
         """Start the process and load the model.
@@ -232,6 +235,46 @@ class AsyncLLM:
                 if self._recorder is not None:
                     self._recorder.end(shape)
 
+    async def beam_search(
+        self,
+        prompts: Sequence[Prompt],
+        params: BeamSearchParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        tenant: str = "",
+    ) -> AsyncGenerator[tuple[int, RequestOutput]]:
+        """Search the best answers to the prompts of one request, in step, and yield (place of the prompt, output) of
+        each when all are done. The beams are the samples. Closing the iterator ends the search; errors as above.
+        """
+        inputs, checked = self._check_open(), SamplingParams(max_tokens=params.max_tokens)
+        requests = [
+            inputs.process(
+                prompt, checked, f"{request_id}-{i}", priority=priority, cache_salt=cache_salt, tenant=tenant
+            )
+            for i, prompt in enumerate(prompts)
+        ]
+        searches = [BeamSearch(request, params, self.config.spec.vocab_size) for request in requests]
+        awake, states = asyncio.Event(), list[RequestState]()
+        self._num_searches += 1
+        try:
+            while work := [(search, made) for search in searches if (made := search.submissions())]:
+                states = [self._add(submission, awake.set) for _, made in work for submission in made]
+                self._client.submit([sequence for state in states for sequence in state.submission.sequences])
+                while not all(state.finished for state in states):
+                    await awake.wait()
+                    awake.clear()
+                outcomes = iter(states)
+                for search, made in work:
+                    self._abort_in_core(search.advance(list(islice(outcomes, len(made)))))
+        finally:
+            self._num_searches -= 1
+            self._abort([state.submission.request_id for state in states if not state.finished])
+            self._abort_in_core([engine_id for search in searches for engine_id in search.release()])
+        for place, search in enumerate(searches):
+            yield place, search.output(self.tokenizer)
+
     async def abort(self, request_ids: Iterable[str]) -> None:
         """End requests early; each ends with finish reason "abort". Ids that are not open are ignored."""
         self._abort(request_ids)
@@ -282,9 +325,9 @@ class AsyncLLM:
         """
         self._draining = True
         deadline_s = time.monotonic() + timeout_s
-        while len(self._outputs) and time.monotonic() < deadline_s:
+        while (len(self._outputs) or self._num_searches) and time.monotonic() < deadline_s:
             await asyncio.sleep(0.02)
-        in_time = not len(self._outputs)
+        in_time = not len(self._outputs) and not self._num_searches
         self._abort(self._outputs.request_ids())
         return in_time
 
@@ -333,10 +376,20 @@ class AsyncLLM:
         tenant: str,
         on_news: Callable[[], None],
     ) -> RequestState:
+        submission = self._check_open().process(
+            prompt, params, request_id, priority=priority, cache_salt=cache_salt, tenant=tenant
+        )
+        return self._add(submission, on_news)
+
+    def _check_open(self) -> InputProcessor:
+        """For a new request."""
         inputs = self._check_started()
         if self._draining:
             raise OverloadedError("the engine is shutting down and takes no new requests")
-        submission = inputs.process(prompt, params, request_id, priority=priority, cache_salt=cache_salt, tenant=tenant)
+        return inputs
+
+    def _add(self, submission: Submission, on_news: Callable[[], None]) -> RequestState:
+        self._check_started()
         if not len(self._outputs):
             self._watchdog.stepped()
         return self._outputs.add(submission, on_news)

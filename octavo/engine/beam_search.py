@@ -10,11 +10,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from octavo.engine.input_processor import Submission
 from octavo.engine.output_processor import RequestState
-from octavo.messages import EngineRequest
-from octavo.outputs import BeamSearchSequence
+from octavo.outputs import BeamSearchSequence, CompletionOutput, RequestMetrics, RequestOutput
 from octavo.sampling_params import BeamSearchParams, SamplingParams
+from octavo.tokenizer.detokenizer import Detokenizer
+from octavo.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -34,24 +37,19 @@ class BeamSearch:
     ```
 
     Args:
-        request_id: unique; the beams' requests are named after it.
-        eos_token_ids: end a beam, unless `params.ignore_eos`.
+        request: the prompt as it is, checked for `params.max_tokens`; the beams' requests are named after it.
         vocab_size: bounds the candidates per beam.
     """
 
-    def __init__(
-        self,
-        request_id: str,
-        prompt_token_ids: list[int],
-        params: BeamSearchParams,
-        eos_token_ids: Sequence[int],
-        vocab_size: int,
-    ) -> None:
-        self._request_id = request_id
+    def __init__(self, request: Submission, params: BeamSearchParams, vocab_size: int) -> None:
+        self._request = request
         self._params = params
-        self._end_ids = frozenset(() if params.ignore_eos else eos_token_ids)
+        (self._sequence,) = request.sequences
+        self._end_ids = frozenset(() if params.ignore_eos else self._sequence.eos_token_ids)
         self._num_candidates = min(2 * params.beam_width, vocab_size)
-        self._beams = [_Beam(prompt_token_ids, 0.0, None)]
+        self._beams = [_Beam(request.prompt_token_ids, 0.0, None)]
+        self._metrics = RequestMetrics(arrival_time_s=request.arrival_time_s)
+        self._num_cached_tokens = 0
         self._finished: list[BeamSearchSequence] = []
         self._num_steps = 0
         self._held: list[str] = []
@@ -62,24 +60,33 @@ class BeamSearch:
         if self._num_steps == self._params.max_tokens:
             return []
         params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=self._num_candidates, detokenize=False)
-        now_s = time.monotonic()
         made = []
         for index, beam in enumerate(self._beams):
-            request_id = f"{self._request_id}/{self._num_steps}/{index}"
-            sequence = EngineRequest(
-                request_id=request_id,
+            sequence = msgspec.structs.replace(
+                self._sequence,
+                request_id=f"{self._request.request_id}/{self._num_steps}/{index}",
                 prompt_token_ids=beam.tokens,
                 sampling=params,
-                arrival_time_s=now_s,
                 fork_of=beam.parent_id,
                 hold=True,
             )
-            made.append(Submission(request_id, None, beam.tokens, params, 0, now_s, [sequence]))
+            made.append(
+                Submission(sequence.request_id, None, beam.tokens, params, 0, sequence.arrival_time_s, [sequence])
+            )
         self._submitted = [submission.request_id for submission in made]
         return made
 
     def advance(self, states: Sequence[RequestState]) -> list[str]:
-        """Take the outcome of the last `submissions` in. Returns the sequences whose pages nobody needs any more."""
+        """Take the outcome of the last `submissions` in. Returns the sequences whose pages nobody needs any more.
+
+        Raises:
+            ClientError, EngineError: one of them failed.
+        """
+        for state in states:
+            if state.error is not None:
+                raise state.error
+        if self._num_steps == 0:
+            self._metrics, self._num_cached_tokens = states[0].metrics, states[0].num_cached_tokens
         survivors: list[_Beam] = []
         for beam, state in zip(self._beams, states, strict=True):
             engine_id = state.submission.request_id
@@ -104,6 +111,33 @@ class BeamSearch:
             self._finished + open_ones, key=lambda found: self._score(found.tokens, found.cum_logprob), reverse=True
         )
         return found[: self._params.beam_width]
+
+    def output(self, tokenizer: Tokenizer) -> RequestOutput:
+        """The best sequences as the samples of one finished request, in their order."""
+        prompt, params = self._request.prompt_token_ids, self._params
+        outputs = []
+        for index, found in enumerate(self.best()):
+            token_ids = found.tokens[len(prompt) :]
+            text = Detokenizer(
+                tokenizer,
+                prompt,
+                skip_special_tokens=params.skip_special_tokens,
+                kept=params.kept_special_token_ids or (),
+            )
+            text.push(token_ids)
+            outputs.append(
+                CompletionOutput(index, text.delta(True), token_ids, found.cum_logprob, None, found.finish_reason)
+            )
+        self._metrics.finished_time_s = time.monotonic()
+        return RequestOutput(
+            self._request.request_id,
+            self._request.prompt,
+            prompt,
+            outputs=outputs,
+            finished=True,
+            metrics=self._metrics,
+            num_cached_tokens=self._num_cached_tokens,
+        )
 
     def release(self) -> list[str]:
         """All sequences that may still be held, when the search is over or given up."""

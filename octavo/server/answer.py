@@ -17,7 +17,7 @@ from starlette.responses import Response
 from octavo.errors import ClientError
 from octavo.messages import BACKGROUND_PRIORITY
 from octavo.outputs import CompletionOutput, RequestOutput
-from octavo.sampling_params import SamplingParams
+from octavo.sampling_params import BeamSearchParams, SamplingParams
 from octavo.server.generation import News, UsageCount, Work, run
 from octavo.server.prompts import Prompt
 from octavo.server.requests import EngineBody
@@ -133,6 +133,7 @@ def make_work(
     body: EngineBody,
     prompts: list[Prompt],
     params: SamplingParams,
+    beams: BeamSearchParams | None = None,
 ) -> Work:
     """What the engine is asked to do, for whom and until when.
 
@@ -147,6 +148,7 @@ def make_work(
         body.cache_salt,
         tenant=getattr(request.state, "tenant", ""),
         deadline_s=deadline_of(request, lifecycle.server.request_timeout),
+        beams=beams,
     )
 
 

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from octavo import limits
 from octavo.errors import ClientError
 from octavo.server.errors import ContentTypeError
+from octavo.server.refusals import check_refused
 from octavo.server.requests import Body
 from octavo.server.serving import lifecycle_of
 from octavo.server.unknown_fields import refuse_unknown, unknown_fields
@@ -25,6 +26,7 @@ def json_body(model: type[M]) -> Any:
 
     async def read(request: Request) -> M:
         body = model.model_validate(parse_json(await request.body(), request.headers.get("content-type")))
+        check_refused(body)
         unknown = unknown_fields(body)
         if lifecycle_of(request).server.strict_fields:
             refuse_unknown(unknown)

@@ -16,7 +16,7 @@ from octavo.server.prompts import Conversation, Prompt, truncate
 from octavo.server.refusals import check_chat, check_supported, check_template
 from octavo.server.requests import ChatRequest
 from octavo.server.responses import Usage
-from octavo.server.sampling import chat_params
+from octavo.server.sampling import beam_params, chat_params
 from octavo.server.serving import Serving, lifecycle_of
 from octavo.server.tools import tool_use
 from octavo.server.turns import TurnFinishReason, TurnPlan
@@ -73,7 +73,7 @@ async def prepare_turn(request: Request, body: ChatRequest, id_prefix: str, *, f
         body.max_tokens = min(body.max_tokens, max(1, room))
     params = plan.constrain(chat_params(body, serving.defaults, room))
     header = make_header(request, body, serving, id_prefix)
-    work = make_work(request, lifecycle, header, body, [prompt], params)
+    work = make_work(request, lifecycle, header, body, [prompt], params, beam_params(body, params, 1, room))
     return PreparedTurn(serving, header, conversation, plan, work)
 
 

@@ -8,7 +8,7 @@ from octavo.engine.crash_dump import RequestShape
 from octavo.engine.protocol import EngineFacts
 from octavo.messages import PageMap, SchedulerStats
 from octavo.outputs import RequestOutput
-from octavo.sampling_params import SamplingParams
+from octavo.sampling_params import BeamSearchParams, SamplingParams
 from octavo.tokenizer.tokenizer import Tokenizer
 
 
@@ -56,6 +56,21 @@ class Engine(Protocol):
             ClientError: at the first step, when a prompt can never run or the queue is full (OverloadedError).
             UnanswerableError: a prompt turned out to be wrong while it was answered.
             EngineError: the engine failed on a prompt; EngineDeadError when it is gone.
+        """
+        ...
+
+    def beam_search(
+        self,
+        prompts: Sequence[list[int]],
+        params: BeamSearchParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        tenant: str = "",
+    ) -> AsyncGenerator[tuple[int, RequestOutput]]:
+        """Search for the best answers; one output per prompt, when all are done, whose samples are the beams. Otherwise
+        as `generate_all`.
         """
         ...
 

@@ -5,11 +5,11 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypedDict, TypeVar
 
 from octavo.errors import ClientError, OverloadedError, UnanswerableError
 from octavo.outputs import CompletionOutput, FinishReason, RequestOutput, TokenLogprobs
-from octavo.sampling_params import SamplingParams
+from octavo.sampling_params import BeamSearchParams, SamplingParams
 from octavo.server.clock import RequestClock
 from octavo.server.engine import Engine
 from octavo.server.errors import DeadlineError
@@ -26,6 +26,7 @@ class Work:
     """What one HTTP request asks of the engine. `params.n` samples of each prompt.
 
     Attributes:
+        beams: search for the samples; of `params` only what says how they are told counts then.
         tenant: name of the API key.
         deadline_s: when it ends, whatever it has got to; on the clock of `time.monotonic`.
     """
@@ -37,10 +38,19 @@ class Work:
     cache_salt: str | None = None
     tenant: str = ""
     deadline_s: float | None = None
+    beams: BeamSearchParams | None = None
 
     def choice_index(self, prompt_index: int, sample_index: int) -> int:
         """Place of a sample in `choices`."""
         return prompt_index * self.params.n + sample_index
+
+
+class Whose(TypedDict):
+    """For whom the engine works, and how soon."""
+
+    priority: int
+    cache_salt: str | None
+    tenant: str
 
 
 class News(NamedTuple):
@@ -137,14 +147,12 @@ async def run(engine: Engine, metrics: Metrics, work: Work, log: RequestLog | No
     clocks = [RequestClock(metrics, work.request_id, len(prompt.token_ids), work.params) for prompt in work.prompts]
     if log is not None:
         log.begin(work.request_id, work.prompts, work.params)
-    stream = engine.generate_all(
-        [prompt.token_ids for prompt in work.prompts],
-        work.params,
-        work.request_id,
-        priority=work.priority,
-        cache_salt=work.cache_salt,
-        tenant=work.tenant,
-    )
+    token_ids = [prompt.token_ids for prompt in work.prompts]
+    who = Whose(priority=work.priority, cache_salt=work.cache_salt, tenant=work.tenant)
+    if work.beams is None:
+        stream = engine.generate_all(token_ids, work.params, work.request_id, **who)
+    else:
+        stream = engine.beam_search(token_ids, work.beams, work.request_id, **who)
     try:
         async with aclosing(stream):
             async for place, output in until(stream, work.deadline_s):

@@ -89,6 +89,8 @@ class GenerationRequest(SamplingBody):
     """What chat and completions have in common."""
 
     n: Int | None = None
+    use_beam_search: bool | None = False
+    length_penalty: Float | None = None
     max_tokens: Int | None = Field(None, ge=0)
     max_completion_tokens: Int | None = Field(None, ge=0)
     bad_words: list[str] | None = None

@@ -5,7 +5,7 @@ from typing import Any
 
 from octavo import limits
 from octavo.errors import ClientError
-from octavo.sampling_params import RepetitionDetectionParams, SamplingParams
+from octavo.sampling_params import BeamSearchParams, RepetitionDetectionParams, SamplingParams
 from octavo.server.requests import ChatRequest, CompletionRequest, GenerationRequest
 from octavo.server.structured import structured_params
 
@@ -49,6 +49,28 @@ def chat_params(body: ChatRequest, defaults: Mapping[str, Any], room: int) -> Sa
     if body.logprobs:
         values["logprobs"] = body.top_logprobs or 0
     return _params(values)
+
+
+def beam_params(
+    body: GenerationRequest, params: SamplingParams, num_prompts: int, room: int
+) -> BeamSearchParams | None:
+    """How to search for the answers, if that is asked for: `n` is the width.
+
+    Raises:
+        ClientError: a value is out of range; `param` names the field.
+    """
+    if not body.use_beam_search:
+        return None
+    limits.BEAMS.check("n", num_prompts * params.n)
+    return BeamSearchParams(
+        beam_width=params.n,
+        max_tokens=params.max_tokens if params.max_tokens is not None else max(1, room),
+        ignore_eos=params.ignore_eos,
+        length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
+        include_stop_str_in_output=params.include_stop_str_in_output,
+        skip_special_tokens=params.skip_special_tokens,
+        kept_special_token_ids=params.kept_special_token_ids,
+    )
 
 
 def check_num_choices(num_prompts: int, n: int) -> None:

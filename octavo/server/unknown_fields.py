@@ -27,7 +27,6 @@ WITHOUT_EFFECT = {
 PLAIN_VALUES: dict[str, tuple[object, ...]] = {
     "store": (False,),
     "service_tier": ("auto", "default"),
-    "length_penalty": (1, 1.0),
     "early_stopping": (False,),
     "prompt_cache_retention": ("in_memory", "in-memory"),
     "verbosity": ("medium",),

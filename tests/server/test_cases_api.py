@@ -113,7 +113,6 @@ def test_api_01_an_unknown_field_is_ignored(script: World) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("use_beam_search", True),
         ("suffix", "end"),
         ("prompt_embeds", "AAAA"),
         ("logits_processors", ["x"]),

@@ -15,7 +15,7 @@ from octavo.server.prompts import Prompt, truncate
 from octavo.server.refusals import check_supported
 from octavo.server.requests import CompletionRequest
 from octavo.server.responses import Completion, CompletionChoice, CompletionLogprobs, Usage
-from octavo.server.sampling import check_num_choices, completion_params
+from octavo.server.sampling import beam_params, check_num_choices, completion_params
 from octavo.server.serving import lifecycle_of
 from octavo.server.structured import naming_its_field
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -41,7 +41,8 @@ async def completions(request: Request, body: CompletionRequest = json_body(Comp
     params = completion_params(body, serving.defaults, room)
     check_num_choices(len(prompts), params.n)
     header = make_header(request, body, serving, "cmpl")
-    work = make_work(request, lifecycle, header, body, prompts, params)
+    beams = beam_params(body, params, len(prompts), room)
+    work = make_work(request, lifecycle, header, body, prompts, params, beams)
     form = CompletionForm(header, body, work, serving.prompts.tokenizer)
     with naming_its_field(body):
         return await respond(request, lifecycle, serving, work, form, body)

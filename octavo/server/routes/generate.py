@@ -18,7 +18,6 @@ from octavo.server.body import body_schema, json_body
 from octavo.server.generation import Cursor
 from octavo.server.logprobs import chat_logprobs, prompt_logprobs
 from octavo.server.prompts import Prompt
-from octavo.server.refusals import check_refused
 from octavo.server.requests import GenerateRequest
 from octavo.server.responses import ChatLogprobs, Generation, GenerationChoice, Usage
 from octavo.server.sampling import check_sizes
@@ -37,7 +36,6 @@ async def generate(request: Request, body: GenerateRequest = json_body(GenerateR
     lifecycle = lifecycle_of(request)
     serving = lifecycle.serving()
     serving.check_model(body.model)
-    check_refused(body)
     limit = serving.config.max_model_len
     if len(body.token_ids) > limit:
         raise ClientError(
