@@ -87,6 +87,7 @@ class MessagesRequest(CountRequest):
     top_k: Int | None = None
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
+    return_metrics: bool = False
 
 
 def to_chat(body: CountRequest) -> ChatRequest:
@@ -104,6 +105,8 @@ def to_chat(body: CountRequest) -> ChatRequest:
     variables = dict(body.chat_template_kwargs or {})
     if body.thinking is not None and body.thinking.type != "adaptive":
         variables.setdefault("enable_thinking", body.thinking.type == "enabled")
+    if body.thinking is not None and body.thinking.type == "enabled":
+        fields["thinking_token_budget"] = body.thinking.budget_tokens
     if variables:
         fields["chat_template_kwargs"] = variables
     config = body.output_config
@@ -113,7 +116,7 @@ def to_chat(body: CountRequest) -> ChatRequest:
         schema = {"name": "output", "strict": True, "schema": config.format.schema_}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     if isinstance(body, MessagesRequest):
-        for name in ("max_tokens", "temperature", "top_p", "top_k"):
+        for name in ("max_tokens", "temperature", "top_p", "top_k", "return_metrics"):
             fields[name] = getattr(body, name)
         fields["stop"] = body.stop_sequences or None
     return ChatRequest.model_validate(fields)
@@ -265,7 +268,7 @@ class MessageWriter:
         if news.finish_reason is not None:
             reason, sequence = self._stop()
             yield "message_delta", {
-                "delta": {"stop_reason": reason, "stop_sequence": sequence}, "usage": _usage(news.usage)
+                "delta": {"stop_reason": reason, "stop_sequence": sequence}, "usage": _usage(news.usage), **_times(news)
             }  # fmt: skip
             yield "message_stop", {}
 
@@ -273,7 +276,7 @@ class MessageWriter:
         """The whole answer, once it has ended."""
         assert self._last is not None
         content = [_whole(block) for block in self._reader.blocks]
-        return self._message(content, *self._stop(), _usage(self._last.usage))
+        return self._message(content, *self._stop(), _usage(self._last.usage)) | _times(self._last)
 
     def _message(
         self, content: list[dict[str, Any]], reason: str | None, sequence: str | None, usage: dict[str, Any]
@@ -293,6 +296,10 @@ class MessageWriter:
             full = self._last.usage.completion_tokens < self._wanted_tokens
             return "model_context_window_exceeded" if full else "max_tokens", None
         return ("stop_sequence", stopped_by) if isinstance(stopped_by, str) else ("end_turn", None)
+
+
+def _times(news: TurnNews) -> dict[str, Any]:
+    return {} if news.times is None else {"metrics": news.times}
 
 
 def _usage(usage: Usage) -> dict[str, Any]:

@@ -137,6 +137,8 @@ class ResponseWriter:
     def _end(self, news: TurnNews) -> Event:
         status = "incomplete" if news.finish_reason == "length" else "completed"
         self.response |= {"status": status, "usage": _usage(news.usage), "completed_at": int(time.time())}
+        if news.times is not None:
+            self.response["metrics"] = news.times
         if status == "incomplete":
             self.response["incomplete_details"] = {"reason": "max_output_tokens"}
         return self._event(f"response.{status}", response=self.response)

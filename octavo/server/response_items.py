@@ -13,7 +13,10 @@ Item = dict[str, Any]
 INCLUDABLE = ("message.output_text.logprobs", "reasoning.encrypted_content")
 """What `include` may ask for. Thinking is sent in plain, so its encrypted form is never needed."""
 
-SAME_NAME = (*SAMPLING_FIELDS, "chat_template_kwargs", "parallel_tool_calls", "priority", "cache_salt", "model")
+SAME_NAME = (
+    *SAMPLING_FIELDS, "chat_template_kwargs", "parallel_tool_calls", "priority", "cache_salt", "model",
+    "stream_interval", "return_metrics",
+)  # fmt: skip
 """Fields that the chat form has too."""
 
 
@@ -175,9 +178,9 @@ def _tools(body: ResponsesRequest) -> dict[str, Any]:
     tools = [_tool(place, tool) for place, tool in enumerate(body.tools or ())]
     choice: Any = body.tool_choice
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-        allowed = [tool.get("name") for tool in choice.get("tools") or [] if isinstance(tool, dict)]
-        tools = [tool for tool in tools if tool["function"]["name"] in allowed]
-        choice = choice.get("mode")
+        listed = choice.get("tools")
+        named = [_tool(place, tool) for place, tool in enumerate(listed)] if isinstance(listed, list) else None
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": named}}
     elif isinstance(choice, dict):
         choice = {"type": "function", "function": {"name": choice.get("name")}}
     if not tools and choice in ("auto", "none"):
@@ -185,7 +188,8 @@ def _tools(body: ResponsesRequest) -> dict[str, Any]:
     return {"tools": tools or None, "tool_choice": choice}
 
 
-def _tool(place: int, tool: dict[str, Any]) -> dict[str, Any]:
+def _tool(place: int, tool: Any) -> dict[str, Any]:
+    tool = tool if isinstance(tool, dict) else {}
     if tool.get("type") != "function":
         raise UnsupportedError(
             f"tools[{place}] has the type {str(tool.get('type'))[:80]!r}, which the server would have to run; send "

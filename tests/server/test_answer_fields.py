@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from octavo.server.anthropic import MessagesRequest, to_chat
 from tests.script_model import byte_id
 from tests.server.test_cases_logprobs import chat_content
 from tests.server.world import World, assert_refused
@@ -71,3 +72,39 @@ def test_an_answer_that_repeats_itself_is_ended_and_says_so(varied: World, strea
 def test_a_setting_of_repetition_detection_that_means_nothing_is_refused(varied: World) -> None:
     body = {"prompt": "hi", "repetition_detection": {"max_pattern_size": 3, "min_count": 1}}
     assert_refused(varied.post("/v1/completions", **body), param="repetition_detection.min_count")
+
+
+def test_every_form_of_a_conversation_tells_its_times_and_paces_its_stream(varied: World) -> None:
+    message = {"role": "user", "content": "hi"}
+    body = {"model": "test", "messages": [message], "max_tokens": 9, "return_metrics": True}
+    told = [varied.ok("/v1/messages", **body)["metrics"]]
+    told.append(varied.named_events("/v1/messages", **body)[-2]["metrics"])
+    asked = {"input": "hi", "max_output_tokens": 9, "return_metrics": True}
+    stored = varied.ok("/v1/responses", **asked)
+    told += [stored["metrics"], varied.http.get(f"/v1/responses/{stored['id']}").json()["metrics"]]
+    events = varied.named_events("/v1/responses", **asked, stream_interval=100)
+    told.append(events[-1]["response"]["metrics"])
+    assert all(times["time_to_first_token_ms"] > 0 and times["tokens_per_second"] > 0 for times in told)
+    assert sum(event["type"] == "response.output_text.delta" for event in events) == 1
+    assert "metrics" not in varied.ok("/v1/responses", input="hi", max_output_tokens=1)
+
+
+def test_anthropic_s_budget_bounds_the_thinking() -> None:
+    said = {"model": "m", "max_tokens": 4000, "messages": [{"role": "user", "content": "hi"}]}
+    thinking = {"type": "enabled", "budget_tokens": 1500}
+    assert to_chat(MessagesRequest.model_validate({**said, "thinking": thinking})).thinking_token_budget == 1500
+    off = {**said, "thinking": {"type": "disabled"}}
+    assert to_chat(MessagesRequest.model_validate(off)).thinking_token_budget is None
+
+
+def test_a_budget_for_thinking_holds_and_is_no_fault_of_a_model_without_any(caller: World, varied: World) -> None:
+    body = {
+        "model": "test",
+        "max_tokens": 1600,
+        "messages": [{"role": "user", "content": "hi"}],
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "temperature": 0,
+    }
+    plain = caller.ok("/v1/messages", **{**body, "thinking": {"type": "adaptive"}})
+    assert caller.ok("/v1/messages", **body)["content"] == plain["content"]
+    assert varied.ok("/v1/messages", **body)["content"]

@@ -126,3 +126,42 @@ def test_a_budget_for_a_model_that_does_not_think_is_refused(babbler: World) -> 
 def test_the_answer_of_an_ordinary_request_is_as_before(thinker: World) -> None:
     answer = every_way(thinker, "p", max_tokens=60, chat_template_kwargs={"thinking": False})
     assert answer == Answer("It is sunny, my friend, and warm.", None, [], "stop", answer.completion_tokens, 0)
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def test_allowed_tools_are_the_only_ones_the_model_is_told_of(caller: World) -> None:
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    length = caller.chat(tools=[named], max_tokens=1)["usage"]["prompt_tokens"]
+    answer = caller.chat(tools=[*TOOLS, named], tool_choice=allowed("auto", "get_weather"), max_tokens=400)
+    assert answer["usage"]["prompt_tokens"] == length
+    assert answer["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "get_weather"
+
+
+@pytest.mark.parametrize("name", ["f", "g"])
+def test_allowed_tools_that_are_required_are_called_and_no_other(babbler: World, name: str) -> None:
+    answer = every_way(babbler, "x", max_tokens=120, tools=TOOLS, tool_choice=allowed("required", name))
+    assert {called for called, _ in answer.calls} == {name}
+    flat = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": name}]}
+    tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    body = {"input": "x", "tools": tools, "tool_choice": flat, "temperature": 0, "max_output_tokens": 120}
+    calls = [item for item in babbler.ok("/v1/responses", **body)["output"] if item["type"] == "function_call"]
+    assert calls and {call["name"] for call in calls} == {name}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        allowed("auto", "h"),
+        allowed("auto"),
+        allowed("none", "f"),
+        {"type": "allowed_tools", "mode": "auto", "tools": [NAMED]},
+        {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": ["f"]}},
+    ],
+)
+def test_allowed_tools_that_are_malformed_or_unknown_are_refused(babbler: World, wrong: dict[str, Any]) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": TOOLS, "tool_choice": wrong}
+    assert_refused(babbler.post("/v1/chat/completions", **body), param="tool_choice")
