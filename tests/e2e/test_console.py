@@ -46,6 +46,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         api_key=(KEY,), tool_call_parser="hermes", reasoning_parser="qwen3", disable_log_stats=True
     )  # fmt: skip
     with serve_app(folder, server, max_num_seqs=4) as world:
+        world.http.headers["Authorization"] = f"Bearer {KEY}"
         yield world
 
 
@@ -160,6 +161,33 @@ def test_a_question_is_changed_and_asked_again(page: Browser) -> None:
     page.until(lambda: [m.text.split("\n")[1] for m in page.all(".message.user")] == ["how?"])
     page.until(lambda: page.all(".thinking") and SAID in answer(page).text)
     assert len(page.all(".message")) == 2
+
+
+def test_the_way_down_is_offered_only_where_something_is_below(page: Browser) -> None:
+    page.resize(1280, 500)
+
+    def goes_down() -> bool:
+        return bool(page.all("#latest"))
+
+    def go_up() -> None:
+        page.until(lambda: page.run("document.getElementById('scroll').scrollTop = 0") or goes_down())
+
+    page.ask("hello")
+    page.ask("hello")
+    assert not goes_down()  # the answer was followed
+    go_up()
+    page.resize(1280, 5000)
+    page.until(lambda: not goes_down())  # all of it is in view now
+    page.resize(1280, 500)
+    go_up()
+    page.one("#latest").click()
+    page.until(lambda: not goes_down())
+    go_up()
+    page.one("#to-engine").click()
+    page.one("#to-chat").click()
+    page.until(goes_down)  # as it was left
+    page.button("New chat").click()
+    page.until(lambda: not goes_down())  # an empty conversation
 
 
 DOUBTS = """

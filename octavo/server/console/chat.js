@@ -18,7 +18,8 @@ export class Chat {
   #settings = new Settings($("settings-form"));
   #conversation = conversations.create();
   #stopping = null; // of the answer that streams in
-  #follows = true; // the end of the conversation is in view
+  #follows = true; // the end of the conversation is in view, or will be in the next frame
+  #top = 0; // where the view was when it was last looked at
 
   constructor() {
     const input = $("input");
@@ -36,6 +37,8 @@ export class Chat {
     $("clear-dialog").addEventListener("close", () => $("clear-dialog").returnValue === "clear" && this.#clear());
     $("scroll").addEventListener("scroll", () => this.#noteScroll(), { passive: true });
     $("latest").addEventListener("click", () => this.#scrollToEnd());
+    const sizes = new ResizeObserver(() => this.#noteSize());
+    for (const id of ["scroll", "messages"]) sizes.observe($(id));
     document.addEventListener("keydown", (event) => event.key === "Escape" && this.#stop());
     addEventListener("pagehide", () => conversations.keep(this.#conversation));
     $("sure").setAttribute("aria-pressed", localStorage.getItem("octavo.sure") === "true");
@@ -119,14 +122,13 @@ export class Chat {
     if (message.calls.length && !message.error) view.body.append(this.#results(message));
     conversations.keep(conversation);
     this.#listConversations();
-    this.#follow();
   }
 
   async #stream(body, message, view) {
     const stopping = (this.#stopping = new AbortController());
     this.#showBusy(true);
     view.busy = true;
-    const writer = new Writer(view, () => this.#follow());
+    const writer = new Writer(view);
     try {
       const response = await call("v1/chat/completions", { body, signal: stopping.signal });
       for await (const event of events(response)) take(event, message, writer);
@@ -215,16 +217,24 @@ export class Chat {
 
   #noteScroll() {
     const { scrollHeight, scrollTop, clientHeight } = $("scroll");
-    this.#follows = scrollHeight - scrollTop - clientHeight < 48;
+    if (!clientHeight) return;
+    const atEnd = scrollHeight - scrollTop - clientHeight < 48;
+    // What has grown below since the last look is followed; only going up is a wish to stay.
+    if (atEnd || scrollTop < this.#top) this.#follows = atEnd;
+    this.#top = scrollTop;
     $("latest").hidden = this.#follows;
   }
 
-  #follow() {
+  /** What is shown, or the room for it, has another size: it grew, was exchanged or folded, or the window changed. */
+  #noteSize() {
+    if (!$("scroll").clientHeight) return; // another view is shown
     if (this.#follows) this.#scrollToEnd();
+    else this.#noteScroll();
   }
 
   #scrollToEnd() {
     $("scroll").scrollTop = $("scroll").scrollHeight;
+    this.#top = $("scroll").scrollTop;
   }
 }
 
@@ -233,9 +243,8 @@ class Writer {
   #news = [];
   #frame = 0;
 
-  constructor(view, afterwards) {
+  constructor(view) {
     this.view = view;
-    this.afterwards = afterwards;
   }
 
   add(kind, ...values) {
@@ -247,7 +256,6 @@ class Writer {
     cancelAnimationFrame(this.#frame);
     this.#frame = 0;
     for (const [kind, values] of this.#news.splice(0)) this.view[kind](...values);
-    this.afterwards();
   }
 }
 
