@@ -200,8 +200,8 @@ def connected(context: "zmq.Context[zmq.Socket[bytes]]", kind: int, path: str) -
 def main() -> None:
     """Read the configuration, connect to the client's sockets and serve. Returns when the engine has failed."""
     # The parent decides when to end: a signal to the whole process group must not cut its running requests off.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     folder, stdin = sys.argv[1], sys.stdin.buffer
     gc.disable()  # a tenth of the time to import torch
     EXECUTORS.load(DeviceConfig().distributed_executor_backend)  # seconds, while the parent finds out what to load

@@ -72,6 +72,7 @@ IGNORED = {
     "data_parallel_size_local": "there is one device",
     "data_parallel_address": "there is one machine",
     "data_parallel_rpc_port": "there is one machine",
+    "allowed_media_domains": "nothing that a request names is fetched by URL",
 }
 """Names that other engines know and that have no meaning here, with the reason. Using one is a warning."""
 
@@ -92,7 +93,6 @@ MISSING = {
     "weight_transfer_config": "weight transfer is",
     "enable_sleep_mode": "sleep mode is",
     "limit_mm_per_prompt": "image and audio input is",
-    "allowed_media_domains": "image and audio input is",
     "allowed_local_media_path": "image and audio input is",
     "trust_request_mm_kwargs": "image and audio input is",
     "pooler_config": "pooling is",

@@ -147,7 +147,8 @@ class _Server:
 
     async def _serve(self, loading: "asyncio.Task[EngineFacts]") -> int:
         lifecycle = Lifecycle(self._server)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lifecycle.keys.reload)
+        if self._server.api_key_file is not None:  # otherwise a terminal that closes ends the server
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lifecycle.keys.reload)
         http = make_http_server(build_app(lifecycle), self._server)
         await _first(loading, self._checked.wait(), self._stop.wait())
         if self._stop.is_set():

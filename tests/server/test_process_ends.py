@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
+from octavo.server.keys import Scope, hashed
 from octavo.server.listening import open_to_clients, reserve
 from tests.script_model import write_random_model
 from tests.server.test_run import free_port
@@ -280,3 +281,34 @@ def test_mul_01_several_servers_start_at_the_same_moment(folder: Path) -> None:
         for server in servers:
             server.popen.terminate()
         assert [server.wait(20) for server in servers] == [0] * 6
+
+
+def test_a_hangup_reads_the_keys_again_and_hurts_no_request(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(hashed("old", "k-old", Scope).line())
+
+    def status(key: str) -> int:
+        return httpx.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code
+
+    with serving(folder, None, "--api-key-file", str(file)) as server:
+        server.wait_until_ready()
+        url = f"http://127.0.0.1:{server.port}"
+        body: dict[str, Any] = {"prompt": "hi", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+        body["stream_options"] = {"include_usage": True}
+        headers = {"Authorization": "Bearer k-old"}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, headers=headers, timeout=60) as response:
+            lines = response.iter_lines()
+            next(lines)
+            assert (status("k-old"), status("k-new")) == (200, 401)
+            file.write_text(hashed("new", "k-new", Scope).line())
+            os.killpg(server.popen.pid, signal.SIGHUP)  # as a terminal does: the engine gets it too
+            wait_for(lambda: status("k-new") == 200)
+            assert status("k-old") == 401
+            file.write_text("no line of a key file")
+            server.popen.send_signal(signal.SIGHUP)
+            wait_for(lambda: any("keys stay as they are" in line for line in server.log))
+            assert status("k-new") == 200
+            events = [line for line in lines if line]
+        assert events[-1] == "data: [DONE]" and '"completion_tokens":1500' in events[-2]
+        server.popen.terminate()
+        assert server.wait(20) == 0
