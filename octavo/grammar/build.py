@@ -14,9 +14,11 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from octavo import limits
 from octavo.errors import ClientError
 from octavo.grammar.json_schema import check_repeats, checked_schema, load_json
-from octavo.grammar.structural_tag import tags_to_lark
+from octavo.grammar.structural_tag import tag_grammar
 from octavo.grammar.thinking import GrammarList
 from octavo.sampling_params import StructuredOutputsParams
+
+JSON_OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 _GBNF_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
@@ -88,7 +90,16 @@ def _from_structural_tag(params: StructuredOutputsParams) -> str:
     assert params.structural_tag is not None
     tag = params.structural_tag
     wanted = load_json("structural_tag", tag) if isinstance(tag, str) else tag
-    return lark_grammar(tags_to_lark(wanted, lambda schema: json.dumps(checked_schema(schema, params))))
+
+    def build(kind: str, value: Any) -> list[dict[str, Any]]:
+        how = {name: getattr(params, name) for name in JSON_OPTIONS}
+        grammars: list[dict[str, Any]] = json.loads(build_grammar(StructuredOutputsParams(**{kind: value}, **how)))[
+            "grammars"
+        ]
+        return grammars
+
+    lark, named = tag_grammar(wanted, build)
+    return grammar_list([{"lark_grammar": lark}, *named])
 
 
 def _checked_list(text: str) -> str:

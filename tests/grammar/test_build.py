@@ -88,7 +88,6 @@ def test_json_may_be_indented_but_not_padded(make: Any):
         ({"grammar": "start: %json 5x"}, "schema must be an object"),
         ({"grammar": '{"grammars": 5}'}, "list of grammars"),
         ({"structural_tag": {"structures": [], "triggers": []}}, "must have the form"),
-        ({"structural_tag": {"format": {"type": "any_text"}}}, "not supported"),
         ({"regex": "a", "choice": ["b"]}, "regex and choice"),
         ({}, "it has none"),
         ({"json_object": False}, "it has none"),

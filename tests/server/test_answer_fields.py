@@ -1,5 +1,7 @@
 """Fields that say what is told of an answer, or when it ends: stream and not, chat and completions."""
 
+import json
+import re
 from typing import Any
 
 import pytest
@@ -108,3 +110,17 @@ def test_a_budget_for_thinking_holds_and_is_no_fault_of_a_model_without_any(call
     plain = caller.ok("/v1/messages", **{**body, "thinking": {"type": "adaptive"}})
     assert caller.ok("/v1/messages", **body)["content"] == plain["content"]
     assert varied.ok("/v1/messages", **body)["content"]
+
+
+def test_a_structural_tag_in_xgrammar_s_form_holds_in_every_field(varied: World) -> None:
+    digits = {"type": "tag", "begin": "<n>", "content": {"type": "regex", "pattern": "[0-9]{3}"}, "end": "</n>"}
+    form = {"type": "tags_with_separator", "tags": [digits], "separator": ";", "at_least_one": True}
+    tag = {"type": "structural_tag", "format": form}
+    texts = [varied.chat(response_format=tag, max_tokens=100)["choices"][0]["message"]["content"]]
+    for spelled in (tag, json.dumps(tag)):
+        answer = varied.complete("hi", structured_outputs={"structural_tag": spelled}, max_tokens=100)
+        texts.append(answer["choices"][0]["text"])
+    assert all(re.match(r"<n>[0-9]{3}</n>(;|$)", text) for text in texts)
+    wrong = {"type": "structural_tag", "format": {"type": "token"}}
+    refused = varied.post("/v1/completions", prompt="hi", response_format=wrong)
+    assert "known: const_string" in assert_refused(refused, param="response_format")["message"]
