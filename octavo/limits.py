@@ -68,7 +68,7 @@ PROMPTS = Limit(
     1024, "prompts", "`prompt` of /v1/completions", _variable("COMPLETION_PROMPTS", 1024, "prompts in a list")
 )
 CHOICES = Limit(16384, "choices", "`n`, times the prompts", _variable("N_SEQUENCES", 16384, "answers (`n`)"))
-BEAMS = Limit(128, "beams", "`n` with `use_beam_search`, times the prompts")
+BEAMS = Limit(64, "beams", "`n` with `use_beam_search`, times the prompts")
 MESSAGES = Limit(8192, "messages", "`messages`")
 TOOLS = Limit(512, "tools", "`tools`")
 DOCUMENTS = Limit(4096, "documents", "`documents`")

@@ -13,7 +13,7 @@ class Logprob:
     Attributes:
         logprob: <= 0, from the model's raw logits (float32) unless `--logprobs-mode` says otherwise.
         rank: 1 is the most likely token of the vocabulary; None for a token that was asked for by its id.
-        decoded_token: its text; may be part of a character.
+        decoded_token: its text; may be part of a character. None without `detokenize`.
     """
 
     logprob: float

@@ -145,7 +145,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         logprobs: how many of the most likely tokens to report per position; 0 is the sampled one alone, -1 all.
         prompt_logprobs: the same for the prompt; the prefix cache is not read for such a request.
         logprob_token_ids: report these ids per position, in place of the most likely tokens; at most 128.
-        detokenize: False returns ids only.
+        detokenize: False returns ids only, for logprobs too.
         skip_special_tokens: leave special tokens out of the text.
         kept_special_token_ids: special tokens that stay in the text all the same.
         spaces_between_special_tokens: accepted for compatibility; fast tokenizers have no such choice.

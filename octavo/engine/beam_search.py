@@ -7,14 +7,18 @@ logprob / length ** length_penalty, where length counts the prompt but not a fin
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import merge
+from itertools import islice
+from operator import attrgetter
+from typing import NamedTuple
 
 import msgspec
 
 from octavo.engine.input_processor import Submission
 from octavo.engine.output_processor import RequestState
-from octavo.outputs import BeamSearchSequence, CompletionOutput, RequestMetrics, RequestOutput
+from octavo.outputs import BeamSearchSequence, CompletionOutput, RequestMetrics, RequestOutput, TokenLogprobs
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 from octavo.tokenizer.detokenizer import Detokenizer
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -25,6 +29,14 @@ class _Beam:
     tokens: list[int]
     cum_logprob: float
     parent_id: str | None
+
+
+class _Grown(NamedTuple):
+    """A beam and a token after it."""
+
+    beam_index: int
+    token_id: int
+    cum_logprob: float
 
 
 class BeamSearch:
@@ -87,19 +99,18 @@ class BeamSearch:
                 raise state.error
         if self._num_steps == 0:
             self._metrics, self._num_cached_tokens = states[0].metrics, states[0].num_cached_tokens
-        survivors: list[_Beam] = []
         for beam, state in zip(self._beams, states, strict=True):
-            engine_id = state.submission.request_id
-            (candidates,) = state.samples[0].logprobs or []
-            for token_id, candidate in candidates.items():
-                tokens, cum_logprob = [*beam.tokens, token_id], beam.cum_logprob + candidate.logprob
-                if token_id in self._end_ids:
-                    kept = tokens if self._params.include_stop_str_in_output else beam.tokens
-                    self._finished.append(BeamSearchSequence(kept, cum_logprob, finish_reason="stop"))
-                else:
-                    survivors.append(_Beam(tokens, cum_logprob, engine_id))
-        survivors.sort(key=lambda beam: self._score(beam.tokens, beam.cum_logprob), reverse=True)
-        self._beams = survivors[: self._params.beam_width]
+            candidates = _candidates(state)
+            for token_id in self._end_ids & candidates.keys():
+                kept = [*beam.tokens, token_id] if self._params.include_stop_str_in_output else beam.tokens
+                cum_logprob = beam.cum_logprob + candidates[token_id].logprob
+                self._finished.append(BeamSearchSequence(kept, cum_logprob, finish_reason="stop"))
+        # All are equally long, so their scores are in the order of their logprobs; and so are the candidates of a beam.
+        grown = merge(*map(self._grow, range(len(states)), states), key=attrgetter("cum_logprob"), reverse=True)
+        self._beams = [
+            _Beam([*self._beams[index].tokens, token_id], cum_logprob, states[index].submission.request_id)
+            for index, token_id, cum_logprob in islice(grown, self._params.beam_width)
+        ]
         self._num_steps += 1
         let_go, self._held, self._submitted = self._held, self._submitted, []
         return let_go
@@ -143,6 +154,18 @@ class BeamSearch:
         """All sequences that may still be held, when the search is over or given up."""
         return self._held + self._submitted
 
+    def _grow(self, index: int, state: RequestState) -> Iterator[_Grown]:
+        """A beam with each of its candidates that does not end it, the best first."""
+        before = self._beams[index].cum_logprob
+        for token_id, candidate in _candidates(state).items():
+            if token_id not in self._end_ids:
+                yield _Grown(index, token_id, before + candidate.logprob)
+
     def _score(self, tokens: list[int], cum_logprob: float) -> float:
         length = len(tokens) - (tokens[-1] in self._end_ids)
         return float(cum_logprob / length**self._params.length_penalty)
+
+
+def _candidates(state: RequestState) -> TokenLogprobs:
+    (candidates,) = state.samples[0].logprobs or []
+    return candidates

@@ -24,12 +24,14 @@ from octavo.tokenizer.tokenizer import Tokenizer
 logger = get_logger(__name__)
 
 
-def token_logprobs(position: PositionLogprobs, tokenizer: Tokenizer, *, by_rank: bool = True) -> TokenLogprobs:
+def token_logprobs(position: PositionLogprobs, tokenizer: Tokenizer | None, *, by_rank: bool = True) -> TokenLogprobs:
     """One position's logprobs by token id: the actual token first, then the most likely ones in their order, or,
-    not `by_rank`, those that the request names.
+    not `by_rank`, those that the request names. Without a tokenizer they have no text.
     """
     made = {
-        token_id: Logprob(logprob, rank if by_rank else None, tokenizer.token_text(token_id))
+        token_id: Logprob(
+            logprob, rank if by_rank else None, None if tokenizer is None else tokenizer.token_text(token_id)
+        )
         for rank, (token_id, logprob) in enumerate(zip(position.token_ids, position.logprobs, strict=True))
     }
     made[position.token_ids[0]].rank = position.rank
@@ -48,6 +50,7 @@ class SampleState:
         self._text = ""
         self.logprobs: list[TokenLogprobs] | None = [] if params.wants_logprobs else None
         self._by_rank = params.logprob_token_ids is None
+        self._names_tokens = params.detokenize
         self.cumulative_logprob = 0.0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
@@ -84,7 +87,8 @@ class SampleState:
         if self.logprobs is not None and output.logprobs is not None:
             for position in output.logprobs[: len(token_ids)]:
                 self.cumulative_logprob += position.logprobs[0]
-                self.logprobs.append(token_logprobs(position, self._tokenizer, by_rank=self._by_rank))
+                tokenizer = self._tokenizer if self._names_tokens else None
+                self.logprobs.append(token_logprobs(position, tokenizer, by_rank=self._by_rank))
         if stop is not None:
             self.finish("stop", stop)
             return reason is None

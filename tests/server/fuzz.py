@@ -52,6 +52,14 @@ GOOD: tuple[tuple[str, dict[str, Any]], ...] = (
             "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}},
         },
     ),
+    (
+        "/v1/completions",
+        {
+            "prompt": "abc", "logprobs": 1, "logprob_token_ids": [5, 6], "max_tokens": 3,
+            "repetition_detection": {"max_pattern_size": 2, "min_pattern_size": 1, "min_count": 2},
+        },
+    ),
+    ("/v1/completions", {"prompt": [5, 6], "use_beam_search": True, "length_penalty": 0.5, "n": 2, "max_tokens": 3}),
     ("/inference/v1/generate", {"token_ids": [5, 6, 7], "sampling_params": {"max_tokens": 3, "logprobs": 1}}),
     ("/tokenize", {"messages": [USER], "add_generation_prompt": True}),
     ("/tokenize", {"prompt": "abc", "return_token_strs": True}),

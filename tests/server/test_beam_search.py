@@ -52,7 +52,7 @@ def test_the_best_beam_ends_where_the_model_ends_its_text(script: World) -> None
     ("field", "value"),
     [
         ("stream", True), ("logprobs", 0), ("temperature", 0.5), ("stop", ["x"]), ("min_tokens", 1), ("seed", 3),
-        ("structured_outputs", {"regex": "a"}), ("response_format", {"type": "json_object"}), ("n", 129),
+        ("structured_outputs", {"regex": "a"}), ("response_format", {"type": "json_object"}), ("n", 65),
         ("length_penalty", 11), ("max_tokens", 0), ("repetition_detection", {"max_pattern_size": 2, "min_count": 2}),
     ],
 )  # fmt: skip

@@ -36,7 +36,7 @@ BAD_VALUES: list[Any] = [
 ]
 FIELDS = [
     "n", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "bad_words",
-    "logprobs",
+    "logprobs", "logprob_token_ids", "repetition_detection", "use_beam_search", "length_penalty",
     "top_logprobs", "prompt_logprobs", "logit_bias", "allowed_token_ids", "echo", "stream_options", "min_tokens",
     "presence_penalty", "repetition_penalty", "ignore_eos", "prompt", "messages", "tools", "tool_choice", "suffix",
     "response_format", "priority", "cache_salt", "truncate_prompt_tokens", "skip_special_tokens", "documents",
