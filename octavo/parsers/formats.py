@@ -6,7 +6,7 @@
 import secrets
 import string
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from octavo.parsers import harmony
 from octavo.parsers.braces import BracedCalls
@@ -142,7 +142,7 @@ GRANITE = ToolFormat(
 GRANITE_20B = ToolFormat(JsonCalls(), call=("<function_call> ", ""), between="\n", template=(("<function_call>",),))
 PHI4_MINI = ToolFormat(
     JsonCalls(listed=True), section=("<|tool_call|>", "<|/tool_call|>"), also=(("functools", ""),),
-    template=(("<|tool_call|>", "<|/tool_call|>"), ("functools",)),
+    template=(("<|tool_call|>", "<|/tool_call|>"), ("<|tool|>", "<|/tool|>"), ("functools",)),
 )  # fmt: skip
 INTERNLM = ToolFormat(
     JsonCalls("parameters"),
@@ -167,6 +167,7 @@ XLAM = ToolFormat(
     JsonCalls(listed=True),
     also=(("[TOOL_CALLS]", ""), ("<tool_call>", "</tool_call>"), ("```json\n", "```"), ("```\n", "```")),
     bare=True,
+    template=(("Salesforce xLAM",),),
 )
 
 # ---------------------------------------------------------------- a name, then JSON arguments
@@ -227,7 +228,12 @@ DEEPSEEK_V32 = ToolFormat(
     ),
     section=("<｜DSML｜function_calls>\n", "\n</｜DSML｜function_calls>"),
     between="\n",
-    template=(("<｜DSML｜function_calls>",), ("<｜DSML｜invoke",)),
+    template=(("｜DSML｜",), ("｜DSML｜", "function_calls")),
+)
+DEEPSEEK_V4 = replace(
+    DEEPSEEK_V32,
+    section=("<｜DSML｜tool_calls>\n", "\n</｜DSML｜tool_calls>"),
+    template=(("｜DSML｜", "tool_calls>"),),
 )
 GLM45 = ToolFormat(
     TaggedParameters(("", ""), ("<arg_key>", "</arg_key> <arg_value>"), "</arg_value>", ""),
@@ -238,12 +244,17 @@ GLM45 = ToolFormat(
 
 # ---------------------------------------------------------------- Python, and notations of their own
 
-PYTHONIC = ToolFormat(PythonicCalls(), bare=True)
+PYTHONIC = ToolFormat(PythonicCalls(), bare=True, template=(("[func_name1(",),))
 LLAMA4_PYTHONIC = ToolFormat(
-    PythonicCalls(), section=("<|python_start|>", "<|python_end|>"), bare=True, template=(("<|python_start|>",),)
+    PythonicCalls(),
+    section=("<|python_start|>", "<|python_end|>"),
+    bare=True,
+    template=(("<|python_start|>",), ("<|header_start|>", "[func_name1(")),
 )
 LFM2 = ToolFormat(
-    PythonicCalls(), section=("<|tool_call_start|>", "<|tool_call_end|>"), template=(("<|tool_call_start|>",),)
+    PythonicCalls(),
+    section=("<|tool_call_start|>", "<|tool_call_end|>"),
+    template=(("<|tool_call_start|>",), ("<|tool_list_start|>",)),
 )
 OLMO3 = ToolFormat(
     PythonicCalls(listed=False),

@@ -30,6 +30,7 @@ TOOL_FORMATS: Registry[ToolFormat] = Registry(
         "deepseek_v3": _AT + "DEEPSEEK_V3",
         "deepseek_v31": _AT + "DEEPSEEK_V31",
         "deepseek_v32": _AT + "DEEPSEEK_V32",
+        "deepseek_v4": _AT + "DEEPSEEK_V4",
         "qwen3_coder": _AT + "QWEN3_CODER",
         "qwen3_xml": _AT + "QWEN3_CODER",
         "glm45": _AT + "GLM45",

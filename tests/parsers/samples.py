@@ -190,6 +190,7 @@ STYLES: dict[str, Style] = {
         "<｜tool▁calls▁begin｜>", "", "<｜tool▁calls▁end｜>",
     ),
     "deepseek_v32": Style(_dsml, "<｜DSML｜function_calls>\n", "", "</｜DSML｜function_calls>"),
+    "deepseek_v4": Style(_dsml, "<｜DSML｜tool_calls>\n", "", "</｜DSML｜tool_calls>"),
     "qwen3_coder": Style(lambda n, a: f"<tool_call>\n{_XML(n, a)}\n</tool_call>", between="\n"),
     "seed_oss": Style(
         _tagged(

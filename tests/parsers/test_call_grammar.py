@@ -97,7 +97,7 @@ def conforms(arguments: dict[str, Any]) -> bool:
     "style", [s for s in STYLES if s not in ("mistral", "phi4_mini_json", "jamba", "openai", "generic")]
 )
 def test_what_the_family_writes_is_in_the_grammar(style: str) -> None:
-    if style in ("deepseek_v32", "minimax_m2", "llama4_pythonic", "lfm2", "pythonic", "olmo3"):
+    if style in ("deepseek_v32", "deepseek_v4", "minimax_m2", "llama4_pythonic", "lfm2", "pythonic", "olmo3"):
         calls = [("weather", {"city": "Ulm", "days": 3})]
     else:
         calls = [("weather", {**ARGUMENTS, "city": "Ulm"})]

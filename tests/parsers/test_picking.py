@@ -48,6 +48,25 @@ def test_llama_3_1_is_known_by_its_words() -> None:
     assert pick_tool_format([template]) == "llama3_json"
 
 
+@pytest.mark.parametrize(
+    ("template", "picked"),
+    [
+        ("{{ '<|' + role + '|>' }}<|tool|>{{ tools }}<|/tool|>", "phi4_mini_json"),
+        ("answer with functools[...] and nothing else", "phi4_mini_json"),
+        ("answer as [func_name1(name=value), func_name2()]", "pythonic"),
+        ("Environment: ipython. Answer as [func_name1(name=value)]", "pythonic"),
+        ("<|header_start|>system<|header_end|> as [func_name1(name=value)]", "llama4_pythonic"),
+        ("You are a model of Salesforce xLAM. Answer in a JSON array.", "xlam"),
+        ("List of tools: <|tool_list_start|>{{ tools }}<|tool_list_end|>", "lfm2"),
+        ("{% set mark = '｜DSML｜' %}{{ '<' + mark + 'function_calls>' }}{{ m.tool_calls }}", "deepseek_v32"),
+        ("{% set mark = '｜DSML｜' %}{{ '<' + mark + 'tool_calls>' }}{{ m.tool_calls }}", "deepseek_v4"),
+        ("<|tool_call|>{{ calls }}", "granite"),
+    ],
+)
+def test_a_template_that_only_describes_its_format_is_known_by_its_words(template: str, picked: str) -> None:
+    assert pick_tool_format([template]) == picked
+
+
 @pytest.mark.parametrize("name", ["qwen3", "granite", "mistral", "kimi_vl", "gemma4", "seed_oss", "openai_gptoss"])
 def test_a_template_with_a_familys_thinking_marks_is_of_its_format(name: str) -> None:
     form = REASONING_FORMATS.load(name)
