@@ -15,6 +15,8 @@ Rank = tuple[int, int, int]
 class Status(Enum):
     """Where a request stands."""
 
+    BEHIND = auto()
+    """Waiting for another sample of the same prompt to leave the queue, so that they do not fill it."""
     WAITING = auto()
     RUNNING = auto()
     PREEMPTED = auto()
@@ -138,7 +140,7 @@ class Request:
     def _waits_for_parent(self) -> bool:
         """Whether a fork would share more if it came in later."""
         parent = self.parent
-        if parent is None or parent.status not in (Status.WAITING, Status.RUNNING):
+        if parent is None or parent.status not in (Status.BEHIND, Status.WAITING, Status.RUNNING):
             return False
         return parent.num_computed_tokens < min(self.num_common_tokens, self.num_tokens - 1)
 

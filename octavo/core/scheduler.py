@@ -11,6 +11,7 @@ only if the request has not been preempted since.
 """
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
@@ -82,7 +83,8 @@ class Scheduler:
         self.waiting = RequestQueue()
         self.running = RequestQueue()
         self._held: dict[Request, None] = {}  # oldest first
-        self._requests: dict[str, Request] = {}  # waiting, running and held
+        self._behind: dict[str, OrderedDict[Request, None]] = {}  # by the first sample's id, while one is in the queue
+        self._requests: dict[str, Request] = {}  # all of these
         self._free_rows = list(range(self._max_running))
         self._freed_rows: list[int] = []
         self._in_flight: list[Request] = []
@@ -105,18 +107,35 @@ class Scheduler:
         if spec.grammar is not None and self._constrain is not None:
             request.constraint = self._constrain(spec)
             self._num_constrained += 1
-        self._rank(request)
         self._requests[request.request_id] = request
-        self.waiting.add(request)
+        behind = self._behind.get(_first_sample(request))
+        if behind is None:
+            self._behind[_first_sample(request)] = OrderedDict()
+            self._enqueue(request)
+        else:
+            request.status = Status.BEHIND
+            behind[request] = None
 
-    def _rank(self, request: Request) -> None:
-        """Give a request that was let in its place."""
+    def _enqueue(self, request: Request) -> None:
+        """Give a request that was let in its place in the queue."""
+        request.status = Status.WAITING
         spec, num_answer_tokens = request.spec, request.max_total_tokens - request.num_prompt_tokens
         request.charged_tokens = min(num_answer_tokens, GUESSED_ANSWER_TOKENS) + _own_prompt_tokens(request)
         start = self._shares.start(spec.tenant, request.charged_tokens)
         priority = spec.priority if self._by_priority or spec.priority == BACKGROUND_PRIORITY else 0
         request.rank = (priority, start, self._num_arrived)
         self._num_arrived += 1
+        self.waiting.add(request)
+
+    def _follow(self, request: Request) -> list[Request]:
+        """A request has left the queue for the first time: the next of its samples, if any, has a place in it."""
+        behind = self._behind[_first_sample(request)]
+        if not behind:
+            del self._behind[_first_sample(request)]
+            return []
+        follower, _ = behind.popitem(last=False)
+        self._enqueue(follower)
+        return [follower]
 
     def abort(self, request_ids: Sequence[str]) -> list[EngineOutput]:
         """End requests wherever they are, and let go of held ones; unknown ids are ignored.
@@ -139,6 +158,9 @@ class Scheduler:
         """Whether nothing can run but what waits for its grammar to be compiled."""
         return not self.running and any(not request.has_grammar for request in self.waiting)
 
+    def _num_waiting(self) -> int:
+        return len(self._requests) - len(self.running) - len(self._held)
+
     def reset_prefix_cache(self) -> bool:
         """Forget cached pages; False, and nothing happens, while a request holds some."""
         return self._kv.reset_prefix_cache()
@@ -152,7 +174,7 @@ class Scheduler:
         return msgspec.structs.replace(
             self._stats,
             num_running=len(self.running),
-            num_waiting=len(self.waiting),
+            num_waiting=self._num_waiting(),
             kv_usage=self._kv.usage,
             kv_waste=self._waste(),
         )
@@ -193,7 +215,7 @@ class Scheduler:
 
         A lone prompt makes it two to three times as long; the more prompts wait, the more their waiting weighs.
         """
-        num_prompts = len(step.prefilling) + min(len(self.waiting), self._max_running - len(self.running))
+        num_prompts = len(step.prefilling) + min(self._num_waiting(), self._max_running - len(self.running))
         return step.num_decoding + num_prompts * max(step.num_decoding, self._memory_bound_tokens)
 
     def _chunk(self, step: Step, num_tokens: int) -> int:
@@ -233,7 +255,8 @@ class Scheduler:
 
     def _schedule_waiting(self, step: Step) -> None:
         kept_blocks = self._blocks_kept_for_running(step)
-        for request in self.waiting:
+        candidates = list(self.waiting)
+        for request in candidates:
             if len(self.running) == self._max_running or step.budget_left() == 0:
                 break
             if request.must_wait:
@@ -243,8 +266,9 @@ class Scheduler:
                 break
             owed = self._kv.num_owed_blocks(request)
             kept_blocks = [kept + more for kept, more in zip(kept_blocks, owed, strict=True)]
-        for request in step.admitted:
             self.waiting.remove(request)
+            if not request.num_preemptions:
+                candidates += self._follow(request)
 
     def _blocks_kept_for_running(self, step: Step) -> list[int]:
         """Per group, pages that newcomers must leave: for prompts not complete yet, and 1 % to grow."""
@@ -457,13 +481,18 @@ class Scheduler:
             request.row = -1
         elif request.status is Status.HELD:
             del self._held[request]
+        elif request.status is Status.BEHIND:
+            del self._behind[_first_sample(request)][request]
         else:
             self.waiting.remove(request)
+            if request.status is Status.WAITING:
+                self._follow(request)
 
     def _drop(self, request: Request) -> None:
         """Let go of a request and all it has."""
-        num_tokens = request.num_tokens - request.num_prompt_tokens + _own_prompt_tokens(request)
-        self._shares.settle(request.spec.tenant, num_tokens - request.charged_tokens)
+        if request.status is not Status.BEHIND:
+            num_tokens = request.num_tokens - request.num_prompt_tokens + _own_prompt_tokens(request)
+            self._shares.settle(request.spec.tenant, num_tokens - request.charged_tokens)
         self._leave(request)
         self._kv.free(request)
         request.status = Status.FINISHED
@@ -477,6 +506,10 @@ class Scheduler:
         if oldest is not None:
             self._drop(oldest)
         return oldest is not None
+
+
+def _first_sample(request: Request) -> str:
+    return request.spec.fork_of or request.request_id
 
 
 def _own_prompt_tokens(request: Request) -> int:

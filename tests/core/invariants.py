@@ -3,6 +3,7 @@
 from collections import Counter
 
 from octavo.core.block_pool import BlockPool
+from octavo.core.request import Status
 from octavo.core.scheduler import Scheduler
 
 
@@ -42,7 +43,10 @@ def check_scheduler(scheduler: Scheduler) -> None:
         assert request.block_table.groups == [] and request.row == -1 and request.num_computed_tokens == 0
     rows = [request.row for request in scheduler.running]
     assert sorted(rows + scheduler._free_rows) == list(range(scheduler._max_running))
-    places = [*scheduler.running, *scheduler.waiting, *scheduler._held]
+    behind = [request for samples in scheduler._behind.values() for request in samples]
+    places = [*scheduler.running, *scheduler.waiting, *scheduler._held, *behind]
+    in_queue = [r.spec.fork_of or r.request_id for r in scheduler.waiting if r.status is Status.WAITING]
+    assert sorted(in_queue) == sorted(scheduler._behind), "one sample of a prompt is in the queue, others behind it"
     assert {request.request_id: request for request in places} == scheduler._requests
     assert len(places) == len(scheduler._requests)
     for queue in (scheduler.running, scheduler.waiting):
@@ -52,5 +56,5 @@ def check_scheduler(scheduler: Scheduler) -> None:
     num_filled = len(kv.pools) * sum(request.num_computed_tokens for request in holders)
     assert kv.num_empty_slots() == num_slots - num_filled
     stats = scheduler.stats()
-    assert (stats.num_running, stats.num_waiting) == (len(scheduler.running), len(scheduler.waiting))
+    assert (stats.num_running, stats.num_waiting) == (len(scheduler.running), len(scheduler.waiting) + len(behind))
     assert 0.0 <= stats.kv_waste < 1.0 and 0.0 <= stats.kv_usage <= 1.0 and 0.0 <= stats.kv_peak_waste < 1.0

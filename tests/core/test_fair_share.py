@@ -7,6 +7,7 @@ import pytest
 from octavo.core.fair_share import FairShare
 from octavo.errors import OverloadedError, RateLimitError
 from octavo.messages import BACKGROUND_PRIORITY, EngineRequest
+from tests.core.invariants import check_scheduler
 from tests.core.test_scheduler import finish
 from tests.core.worlds import World, make_request, make_world
 
@@ -117,4 +118,32 @@ def test_one_key_cannot_fill_the_queue_of_all() -> None:
     with pytest.raises(OverloadedError, match=r"4 requests are queued") as caught:
         world.scheduler.add_request(request("c", 0))
     assert not isinstance(caught.value, RateLimitError)
+    finish(world)
+
+
+def test_samples_of_one_request_leave_the_next_seats_to_others() -> None:
+    world = make_world(max_num_seqs=4, num_blocks=200, max_num_queued_reqs=3)
+    prompt = make_request("big", 5).prompt_token_ids
+    world.add(make_request("big", prompt, max_tokens=6))
+    world.add(*(make_request(f"big#{i}", prompt, 4 + i % 3, sample_index=i, fork_of="big") for i in range(1, 400)))
+    for _ in range(4):
+        world.step()
+    assert len(world.scheduler.running) == 4 and world.scheduler.stats().num_waiting > 390
+    world.add(request("", 0), request("", 1))  # the queue has room for them
+    seats = [name for _ in range(8) for name in (new.request_id for new in world.step().new_rows)]
+    assert seats.index("0") <= 1 and seats.index("1") <= 3, seats
+    world.abort(*(f"big#{i}" for i in range(300, 200, -1)))
+    check_scheduler(world.scheduler)
+    finish(world)
+    assert [world.reason(f"big#{i}") for i in (1, 200, 201, 300, 301)] == ["length"] * 2 + ["abort"] * 2 + ["length"]
+    world.check_answers()
+
+
+def test_samples_of_one_request_take_all_seats_that_nobody_else_wants_at_once() -> None:
+    world = make_world(max_num_seqs=8)
+    prompt = make_request("p", 5).prompt_token_ids
+    world.add(make_request("p", prompt))
+    world.add(*(make_request(f"p#{i}", prompt, sample_index=i, fork_of="p") for i in range(1, 20)))
+    world.step()
+    assert len(world.step().new_rows) == 7
     finish(world)

@@ -172,7 +172,7 @@ class SchedulerLife(RuleBasedStateMachine):
             return
         world = self.world
         # The first in rank computes a token in every step and is never preempted, so nobody waits longer than this.
-        todo = [*world.scheduler.running, *world.scheduler.waiting]
+        todo = [request for request in world.scheduler._requests.values() if request.status is not Status.HELD]
         world.run(max_steps=1 + sum(request.max_total_tokens for request in todo))
         world.check_answers()
         for request_id, outputs in world.outputs.items():
