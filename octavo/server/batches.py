@@ -2,7 +2,7 @@
 
 At most `concurrency` lines are open at once, and each ranks behind every other request (`BACKGROUND_PRIORITY`). What is
 known of a batch is in the database of the file store, what has been answered in its two output files: a server that
-starts again goes on with the lines that have no answer. Batches run one after another, oldest first.
+starts again goes on with the lines that have no answer. The oldest few batches run side by side and share the lines.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo.errors import ClientError
 from octavo.logging import get_logger
@@ -32,6 +32,9 @@ from octavo.server.serving import Lifecycle, Status
 logger = get_logger(__name__)
 
 MAX_BATCHES = 10_000
+MAX_RUNNING = 8
+"""Batches that run side by side; the others wait for one of them to end."""
+
 MAX_ERRORS = 100
 WINDOW_S = 24 * 3600
 
@@ -100,7 +103,7 @@ class Batch(msgspec.Struct, kw_only=True):
 
 
 class Batches:
-    """Owns all batches and the task that runs them, which lives while the server is ready.
+    """Owns all batches and the tasks that run them, which live while the server is ready.
 
     Args:
         app: has the routes that lines name.
@@ -113,7 +116,8 @@ class Batches:
         self._lifecycle = lifecycle
         self._concurrency = concurrency
         self._open: dict[str, _OpenBatch] = {}
-        self._runner: asyncio.Task[None] | None = None
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._seats: asyncio.Semaphore | None = None
         self.objects: Collection[Batch] = Collection(files.database, "batch", "batch", Batch)
         for owner, batch in self.objects.everyones():
             if batch.status in OPEN:
@@ -158,10 +162,10 @@ class Batches:
 
     async def close(self) -> None:
         """Stop running; open batches go on with the next server of the folder."""
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            runner.cancel()
-            await asyncio.gather(runner, return_exceptions=True)
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _now(self, batch: Batch) -> Batch:
         """An open batch counts in memory."""
@@ -171,24 +175,38 @@ class Batches:
     def _on_status(self, status: Status) -> None:
         if status is Status.READY:
             self._wake()
-        elif self._runner is not None:
-            self._runner.cancel()
+        else:
+            for task in self._running.values():
+                task.cancel()
 
     def _wake(self) -> None:
-        if self._open and self._lifecycle.status is Status.READY and (self._runner is None or self._runner.done()):
-            self._runner = asyncio.get_running_loop().create_task(self._run(), name="batches")
+        """Run the oldest batches; those that are to end need no turn."""
+        if self._lifecycle.status is not Status.READY:
+            return
+        waiting = [each for each in self._open.values() if each.batch.id not in self._running]
+        for each in sorted(waiting, key=lambda each: not each.cancelled.is_set()):
+            if each.cancelled.is_set() or len(self._running) < MAX_RUNNING:
+                run = self._run(each)
+                self._running[each.batch.id] = asyncio.get_running_loop().create_task(run, name=each.batch.id)
 
-    async def _run(self) -> None:
-        while self._open:
-            waiting = list(self._open.values())
-            current = next((each for each in waiting if each.cancelled.is_set()), waiting[0])
-            try:
-                await self._run_batch(current)
-            except Exception:  # a bug, or a full disk: this batch is over, the others go on
-                logger.exception("batch %s failed", current.batch.id)
-                current.fail([LineError(0, "the server failed to run this batch; its log has the cause")])
-                self._save(current.batch, current.owner)
-            del self._open[current.batch.id]
+    async def _run(self, current: "_OpenBatch") -> None:
+        try:
+            await self._run_batch(current)
+        except Exception:  # a bug, or a full disk: this batch is over, the others go on
+            logger.exception("batch %s failed", current.batch.id)
+            current.fail([LineError(0, "the server failed to run this batch; its log has the cause")])
+            self._save(current.batch, current.owner)
+        finally:
+            del self._running[current.batch.id]
+        del self._open[current.batch.id]
+        self._wake()
+
+    async def _run_line(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The app, behind the seats that all batches share; they take turns."""
+        if self._seats is None:
+            self._seats = asyncio.Semaphore(self._num_seats())
+        async with self._seats:
+            await self._app(scope, receive, send)
 
     async def _run_batch(self, current: "_OpenBatch") -> None:
         batch = current.batch
@@ -215,7 +233,7 @@ class Batches:
 
         left = outputs.unanswered(lines)
         running = asyncio.create_task(
-            run_lines(self._app, path, left, min(self._seats(), len(left)), keep, current.owner)
+            run_lines(self._run_line, path, left, min(self._num_seats(), len(left)), keep, current.owner)
         )
         stopped = asyncio.create_task(current.cancelled.wait())
         try:
@@ -244,7 +262,7 @@ class Batches:
         outputs.register(current.owner)
         self._save(batch, current.owner)
 
-    def _seats(self) -> int:
+    def _num_seats(self) -> int:
         if self._concurrency is not None:
             return self._concurrency
         assert self._lifecycle.loaded is not None  # lines run on a server that was ready

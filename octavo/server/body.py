@@ -1,6 +1,8 @@
 """Reads a JSON body strictly: UTF-8 or a clear 400, and the fields a model declares. Knows no route."""
 
 import json
+import re
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
@@ -63,8 +65,10 @@ def parse_json(body: bytes, content_type: str | None) -> dict[str, Any]:
         parsed = json.loads(text)
     except RecursionError:
         raise ClientError(f"the body is nested deeper than {limits.JSON_DEPTH.value} levels; flatten it") from None
-    except ValueError as err:  # also a number with more digits than Python converts
+    except json.JSONDecodeError as err:
         raise ClientError(f"the body is not valid JSON: {err}") from None
+    except ValueError:  # a whole number with more digits than Python converts
+        raise _too_long_number(text) from None
     if not isinstance(parsed, dict):
         raise ClientError(f"the body is {_kind(parsed)}; send a JSON object")
     if text.count("[") + text.count("{") > limits.JSON_DEPTH.value:  # otherwise it cannot be
@@ -72,6 +76,14 @@ def parse_json(body: bytes, content_type: str | None) -> dict[str, Any]:
     if "\\u" in text:
         _refuse_surrogates(parsed)
     return parsed
+
+
+def _too_long_number(text: str) -> ClientError:
+    """Where the number is, and what one may have."""
+    limit = sys.get_int_max_str_digits()
+    place = re.search(rf"(?<![\d.])-?\d{{{limit + 1},}}", text)
+    where = "" if place is None else f" at character {place.start()}"
+    return ClientError(f"the body has a number{where} of more than {limit} digits, which is the limit; shorten it")
 
 
 def _kind(value: object) -> str:

@@ -125,7 +125,13 @@ class Collection(Generic[T]):
         newest_first: bool = True,
         wanted: Callable[[T], bool] = lambda item: True,
     ) -> Page[T]:
-        """At most `limit` objects that follow the one with id `after`, in the order they were made."""
+        """At most `limit` objects that follow the one with id `after`, in the order they were made.
+
+        Raises:
+            NotFoundError: there is no such object to follow.
+        """
+        if after is not None:
+            self.get(after, owner, param="after")
         sign, order = ("<", "DESC") if newest_first else (">", "ASC")
         rows = self._database.execute(
             "SELECT body FROM objects WHERE kind = ? AND owner = ? AND expires_at > ? AND (? IS NULL OR serial "

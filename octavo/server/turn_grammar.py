@@ -3,15 +3,21 @@ budget, as one grammar. Knows no API form.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from octavo.errors import ClientError
 from octavo.grammar.build import build_grammar
 from octavo.grammar.json_schema import checked_schema
 from octavo.grammar.thinking import after_thinking
+from octavo.parsers.calls import Tool
 from octavo.parsers.formats import ReasoningFormat, ToolFormat
 from octavo.parsers.lark import ANY_OBJECT, GrammarWriter, required_calls, strict_calls
 from octavo.sampling_params import StructuredOutputsParams
 from octavo.server.tools import ToolUse
+
+NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+_SAYS_NOTHING = frozenset(["type", "properties", "required", "title", "description", "$schema"])
 
 
 def calls_grammar(
@@ -38,11 +44,29 @@ def calls_grammar(
                 checked_schema(function.parameters)
             except ClientError as err:
                 raise ClientError(f"parameters of {function.name[:80]!r}: {err.message}", param="tools") from None
-            functions.append(function)
+            functions.append(_as_enforced(function))
         else:
             functions.append(function._replace(parameters=ANY_OBJECT))
     write = required_calls if forced else strict_calls
     return StructuredOutputsParams(grammar=write(form, functions, special, parallel=use.parallel))
+
+
+def _as_enforced(function: Tool) -> Tool:
+    """A function that says nothing of arguments takes none, though as JSON schema it would take any.
+
+    Raises:
+        ClientError: its arguments would be no object.
+    """
+    kind = function.parameters.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise ClientError(
+            f"parameters of {function.name[:80]!r} have the type {str(kind)[:80]!r} but arguments are an object; "
+            'write {"type": "object", "properties": {...}}',
+            param="tools",
+        )
+    if function.parameters.keys() <= _SAYS_NOTHING and not function.properties and not function.required:
+        return function._replace(parameters=NO_ARGUMENTS)
+    return function
 
 
 def turn_grammar(

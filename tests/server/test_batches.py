@@ -278,3 +278,27 @@ def test_answers_of_a_cut_file_count_up_to_the_last_whole_line(tmp_path: Path) -
     answers.append("c", b'{"custom_id":"c"}\n')
     answers.close()
     assert path.read_bytes() == b'{"custom_id":"a"}\n{"custom_id":"b"}\n{"custom_id":"c"}\n'
+
+
+def test_batches_progress_side_by_side_and_share_the_lines(random_folder: Path) -> None:
+    server = ServerConfig(disable_log_stats=True, batch_concurrency=2)
+    with serve_app(random_folder, server, max_num_seqs=8) as world, client_of(world) as client:
+        content = jsonl(*(line(str(i), max_tokens=40, ignore_eos=True) for i in range(60)))
+        file = client.files.create(file=("in.jsonl", content), purpose="batch")
+        batches = [
+            client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h") for _ in range(3)
+        ]
+        short = run(client, jsonl(line("one", max_tokens=2)))
+        assert short.status == "completed" and world.gauge("num_requests_running") <= 2
+        counts = [client.batches.retrieve(batch.id).request_counts for batch in batches]
+        assert all(each is not None and 0 < each.completed < 60 for each in counts), counts
+        client.batches.cancel(batches[0].id)
+        assert finished(client, batches[0].id).status == "cancelled"
+        assert finished(client, batches[1].id).request_counts.completed == 60
+        assert finished(client, batches[2].id).request_counts.completed == 60
+
+
+@pytest.mark.parametrize("path", ["/v1/batches", "/v1/files"])
+def test_a_page_after_what_is_not_there_is_refused(script: World, path: str) -> None:
+    error = assert_refused(script.http.get(path, params={"after": "nothing-there"}), 404, "after")
+    assert "'nothing-there'" in error["message"]

@@ -165,3 +165,24 @@ def test_allowed_tools_that_are_required_are_called_and_no_other(babbler: World,
 def test_allowed_tools_that_are_malformed_or_unknown_are_refused(babbler: World, wrong: dict[str, Any]) -> None:
     body = {"messages": [{"role": "user", "content": "x"}], "tools": TOOLS, "tool_choice": wrong}
     assert_refused(babbler.post("/v1/chat/completions", **body), param="tool_choice")
+
+
+def tool(**fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", **fields}}
+
+
+@pytest.mark.parametrize("fields", [{}, {"parameters": {}}, {"parameters": {"type": "object", "properties": {}}}])
+@pytest.mark.parametrize("choice", [NAMED, "required"])
+def test_a_tool_without_parameters_gets_no_arguments(babbler: World, fields: dict[str, Any], choice: Any) -> None:
+    for seed in range(3):
+        body = {"tools": [tool(**fields)], "tool_choice": choice, "temperature": 2, "seed": seed, "max_tokens": 99}
+        (call,) = babbler.chat("x", parallel_tool_calls=False, **body)["choices"][0]["message"]["tool_calls"]
+        assert json.loads(call["function"]["arguments"]) == {}
+
+
+@pytest.mark.parametrize(("strict", "choice"), [(False, NAMED), (False, "required"), (True, "auto")])
+def test_a_tool_whose_arguments_are_no_object_is_refused_by_name(babbler: World, strict: bool, choice: Any) -> None:
+    tools = [tool(parameters={"type": "string"}, strict=strict)]
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": tools, "tool_choice": choice}
+    message = assert_refused(babbler.post("/v1/chat/completions", **body), 400, "tools")["message"]
+    assert "'f'" in message and "'string'" in message and "arguments are an object" in message

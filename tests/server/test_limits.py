@@ -135,3 +135,10 @@ def test_no_edge_of_a_number_hurts_anybody(script: World, path: str, model: Any)
                     about = error["param"].partition(".")[0].partition("[")[0]
                     assert about in (name, "logprobs", "min_tokens", "max_tokens")
     assert script.complete("hi", max_tokens=20)["choices"][0]["text"] == SENTENCE
+
+
+def test_a_number_of_too_many_digits_is_refused_with_its_place(script: World) -> None:
+    body = '{"prompt": "hi", "seed": ' + "7" * 5000 + "}"
+    response = script.http.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
+    message = assert_refused(response)["message"]
+    assert "at character 25" in message and "4300 digits" in message and "shorten it" in message
