@@ -78,7 +78,7 @@ SHARED: dict[str, Probe] = {
     "min_tokens": Changes(3, PREFERS_THE_END),
     "stream": Changes(True),
     "stream_options": Changes({"include_usage": True}, {"stream": True}),
-    "stream_interval": Changes(100, {"stream": True}),
+    "stream_interval": Changes(1000, {"stream": True, "max_tokens": 200, "ignore_eos": True}),
     "temperature": Changes(1.0, {"seed": 4}),
     "top_p": Changes(0.0, DRAWN),
     "top_k": Changes(1, DRAWN),

@@ -17,6 +17,7 @@ USER = [{"role": "user", "content": "hi"}]
 @pytest.fixture(scope="module")
 def world(script_folder: Path) -> Iterator[World]:
     with serve_app(script_folder, ServerConfig(api_key=("secret",))) as world:
+        world.http.headers["Authorization"] = "Bearer secret"  # metrics need a key too
         yield world
 
 
