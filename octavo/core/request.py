@@ -121,6 +121,21 @@ class Request:
         return len(self.token_ids) - self.num_prompt_tokens >= self.spec.sampling.min_tokens
 
     @property
+    def own_tokens(self) -> int:
+        """Tokens so far that its tenant pays for: those of a prompt that several samples have once."""
+        return self.num_tokens - (self.num_prompt_tokens if self.spec.fork_of is not None else 0)
+
+    @property
+    def num_tokens_left(self) -> int:
+        """Most tokens that it may still generate."""
+        return self.max_total_tokens - self.num_tokens
+
+    @property
+    def first_sample_id(self) -> str:
+        """Of the request that it is a sample of."""
+        return self.spec.fork_of or self.request_id
+
+    @property
     def reads_prefix_cache(self) -> bool:
         """Whether computed pages may replace computing: not while logprobs of prompt tokens are due."""
         wanted = self.spec.sampling.prompt_logprobs is not None

@@ -14,7 +14,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
-from typing import NamedTuple
 
 import msgspec
 
@@ -24,7 +23,7 @@ from octavo.core.fair_share import GUESSED_ANSWER_TOKENS, FairShare
 from octavo.core.kv_cache_manager import KVCacheManager, Prefix
 from octavo.core.request import Request, Status
 from octavo.core.request_queue import RequestQueue
-from octavo.core.step import Step
+from octavo.core.step import Outcome, Step
 from octavo.grammar.constraint import Constraint
 from octavo.logging import get_logger
 from octavo.messages import (
@@ -33,8 +32,6 @@ from octavo.messages import (
     EngineRequest,
     ModelRunnerOutput,
     PageMap,
-    PositionLogprobs,
-    PromptLogprobs,
     SchedulerOutput,
     SchedulerStats,
 )
@@ -108,19 +105,18 @@ class Scheduler:
             request.constraint = self._constrain(spec)
             self._num_constrained += 1
         self._requests[request.request_id] = request
-        behind = self._behind.get(_first_sample(request))
-        if behind is None:
-            self._behind[_first_sample(request)] = OrderedDict()
-            self._enqueue(request)
-        else:
+        if request.first_sample_id in self._behind:
             request.status = Status.BEHIND
-            behind[request] = None
+            self._behind[request.first_sample_id][request] = None
+        else:
+            self._behind[request.first_sample_id] = OrderedDict()
+            self._enqueue(request)
 
     def _enqueue(self, request: Request) -> None:
         """Give a request that was let in its place in the queue."""
         request.status = Status.WAITING
-        spec, num_answer_tokens = request.spec, request.max_total_tokens - request.num_prompt_tokens
-        request.charged_tokens = min(num_answer_tokens, GUESSED_ANSWER_TOKENS) + _own_prompt_tokens(request)
+        spec = request.spec
+        request.charged_tokens = request.own_tokens + min(request.num_tokens_left, GUESSED_ANSWER_TOKENS)
         start = self._shares.start(spec.tenant, request.charged_tokens)
         priority = spec.priority if self._by_priority or spec.priority == BACKGROUND_PRIORITY else 0
         request.rank = (priority, start, self._num_arrived)
@@ -129,12 +125,11 @@ class Scheduler:
 
     def _follow(self, request: Request) -> list[Request]:
         """A request has left the queue for the first time: the next of its samples, if any, has a place in it."""
-        behind = self._behind[_first_sample(request)]
+        behind = self._behind[request.first_sample_id]
         if not behind:
-            del self._behind[_first_sample(request)]
+            del self._behind[request.first_sample_id]
             return []
-        follower, _ = behind.popitem(last=False)
-        self._enqueue(follower)
+        self._enqueue(follower := behind.popitem(last=False)[0])
         return [follower]
 
     def abort(self, request_ids: Sequence[str]) -> list[EngineOutput]:
@@ -382,7 +377,7 @@ class Scheduler:
         Returns:
             News of every request that has any.
         """
-        outcome = _Outcome(
+        outcome = Outcome(
             token_ids=dict(zip(result.rows, result.token_ids, strict=True)),
             logprobs={row: asked for row, asked in zip(result.rows, result.logprobs, strict=False) if asked},
             prompt_logprobs=result.prompt_logprobs,
@@ -402,9 +397,9 @@ class Scheduler:
                 logger.exception("request %s failed", request.request_id)
                 outputs += self._fail(request, f"the engine could not use its result: {type(err).__name__}: {err}")
                 continue
-            constraint = request.constraint
-            if constraint is not None and constraint.error is not None:
-                outputs += self._end([request], "error", constraint.error, refused=constraint.is_refused)
+            if request.constraint is not None and request.constraint.error is not None:
+                refused = request.constraint.is_refused
+                outputs += self._end([request], "error", request.constraint.error, refused=refused)
                 continue
             if output.finish_reason is not None:
                 self._finish(request, output)
@@ -412,7 +407,7 @@ class Scheduler:
                 outputs.append(output)
         return outputs
 
-    def _take(self, request: Request, row: int, samples: bool, outcome: "_Outcome") -> EngineOutput:
+    def _take(self, request: Request, row: int, samples: bool, outcome: Outcome) -> EngineOutput:
         """Take in what a step brought for one request."""
         if request.num_computed_tokens >= (request.block_table.num_cached_blocks + 1) * self._kv.block_size:
             self._kv.cache_computed_blocks(request)
@@ -470,8 +465,6 @@ class Scheduler:
             self._drop(request)
         return outputs
 
-    # ------------------------------------------------------------ leaving
-
     def _leave(self, request: Request) -> None:
         """Take a request out of the place its status says it is in."""
         if request.status is Status.RUNNING:
@@ -482,7 +475,7 @@ class Scheduler:
         elif request.status is Status.HELD:
             del self._held[request]
         elif request.status is Status.BEHIND:
-            del self._behind[_first_sample(request)][request]
+            del self._behind[request.first_sample_id][request]
         else:
             self.waiting.remove(request)
             if request.status is Status.WAITING:
@@ -491,8 +484,7 @@ class Scheduler:
     def _drop(self, request: Request) -> None:
         """Let go of a request and all it has."""
         if request.status is not Status.BEHIND:
-            num_tokens = request.num_tokens - request.num_prompt_tokens + _own_prompt_tokens(request)
-            self._shares.settle(request.spec.tenant, num_tokens - request.charged_tokens)
+            self._shares.settle(request.spec.tenant, request.own_tokens - request.charged_tokens)
         self._leave(request)
         self._kv.free(request)
         request.status = Status.FINISHED
@@ -506,21 +498,3 @@ class Scheduler:
         if oldest is not None:
             self._drop(oldest)
         return oldest is not None
-
-
-def _first_sample(request: Request) -> str:
-    return request.spec.fork_of or request.request_id
-
-
-def _own_prompt_tokens(request: Request) -> int:
-    """Prompt tokens that its tenant pays for: those of several samples once."""
-    return request.num_prompt_tokens if request.spec.fork_of is None else 0
-
-
-class _Outcome(NamedTuple):
-    """What a step brought, by row."""
-
-    token_ids: dict[int, list[int]]
-    logprobs: dict[int, list[PositionLogprobs]]
-    prompt_logprobs: dict[int, PromptLogprobs]
-    now_s: float

@@ -1,8 +1,10 @@
 """The step that the scheduler is putting together. Plain state; decides nothing."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from octavo.core.request import Request
+from octavo.messages import PositionLogprobs, PromptLogprobs
 
 
 @dataclass(slots=True)
@@ -35,3 +37,12 @@ class Step:
         self.preempted = True
         self.num_tokens.pop(request, None)
         self.new_block_ids.pop(request, None)
+
+
+class Outcome(NamedTuple):
+    """What a step brought, by row."""
+
+    token_ids: dict[int, list[int]]
+    logprobs: dict[int, list[PositionLogprobs]]
+    prompt_logprobs: dict[int, PromptLogprobs]
+    now_s: float
