@@ -20,6 +20,11 @@ from octavo.server.unknown_fields import refuse_unknown, unknown_fields
 
 M = TypeVar("M", bound=Body)
 
+BODIES: dict[str, type[BaseModel]] = {}
+"""What routes read, by its name in the OpenAPI document."""
+
+REF = "#/components/schemas/{model}"
+
 UTF8_BOM = b"\xef\xbb\xbf"
 
 
@@ -40,8 +45,10 @@ def json_body(model: type[M]) -> Any:
 
 
 def body_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """`openapi_extra` of a route that reads `json_body(model)`."""
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": model.model_json_schema()}}}}
+    """`openapi_extra` of a route that reads `json_body(model)`. The schema itself is written when it is asked for."""
+    BODIES[model.__name__] = model
+    content = {"application/json": {"schema": {"$ref": REF.format(model=model.__name__)}}}
+    return {"requestBody": {"required": True, "content": content}}
 
 
 def parse_json(body: bytes, content_type: str | None) -> dict[str, Any]:

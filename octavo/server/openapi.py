@@ -1,13 +1,14 @@
 """The OpenAPI document: what FastAPI knows of the routes, with the bodies, answers and errors that they really have."""
 
-import re
 from collections.abc import Set
 from typing import Any
 
 import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from pydantic.json_schema import models_json_schema
 
+from octavo.server.body import BODIES, REF
 from octavo.server.error_forms import ANTHROPIC, OPENAI, TGI, form_of
 from octavo.server.responses import (
     ChatCompletion,
@@ -54,8 +55,6 @@ STREAMS = (
 FILES = {"/metrics": "text/plain", "/v1/files/{file_id}/content": "application/octet-stream"}
 """Routes that answer in another media type."""
 
-REF = "#/components/schemas/{name}"
-
 
 def describe(app: FastAPI, *, open_paths: Set[str] | None) -> dict[str, Any]:
     """The document of an app.
@@ -66,10 +65,10 @@ def describe(app: FastAPI, *, open_paths: Set[str] | None) -> dict[str, Any]:
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
     schemas: dict[str, Any] = document.setdefault("components", {}).setdefault("schemas", {})
     kinds = {*ANSWERS.values(), *(form.body for form in (OPENAI, ANTHROPIC, TGI))}
-    schemas.update(msgspec.json.schema_components(kinds, ref_template=REF)[1])
+    schemas.update(models_json_schema([(body, "validation") for body in BODIES.values()], ref_template=REF)[1]["$defs"])
+    schemas.update(msgspec.json.schema_components(kinds, ref_template=REF.replace("model", "name"))[1])
     for path, operations in document["paths"].items():
         for operation in operations.values():
-            _hoist_definitions(operation, schemas)
             _describe_answers(operation, path)
             if open_paths is not None and path not in open_paths:
                 operation["security"] = [{"key": []}]
@@ -97,21 +96,4 @@ def _describe_answers(operation: dict[str, Any], path: str) -> None:
 
 
 def _json(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    return {"application/json": {"schema": {"$ref": REF.format(name=kind.__name__)}}}
-
-
-def _hoist_definitions(operation: dict[str, Any], schemas: dict[str, Any]) -> None:
-    """References inside a body's schema are to the root of the document, not to that of the schema."""
-    for content in operation.get("requestBody", {}).get("content", {}).values():
-        schema = content.get("schema", {})
-        for name, definition in schema.pop("$defs", {}).items():
-            schemas[name] = _with_new_references(definition)
-        content["schema"] = _with_new_references(schema)
-
-
-def _with_new_references(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _with_new_references(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_with_new_references(inner) for inner in value]
-    return re.sub(r"^#/\$defs/", "#/components/schemas/", value) if isinstance(value, str) else value
+    return {"application/json": {"schema": {"$ref": REF.format(model=kind.__name__)}}}
