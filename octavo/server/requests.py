@@ -25,7 +25,8 @@ Float = Annotated[float, BeforeValidator(_not_bool)]
 class Body(BaseModel):
     """A JSON object in which null means: not said."""
 
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False, hide_input_in_errors=True)
+    # Built by the first request of its kind, in some milliseconds; all of them together would hold the start up.
+    model_config = ConfigDict(extra="allow", defer_build=True, allow_inf_nan=False, hide_input_in_errors=True)
 
     @model_validator(mode="before")
     @classmethod
