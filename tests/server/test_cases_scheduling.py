@@ -160,11 +160,11 @@ def test_sch_06_a_higher_priority_goes_first(random_folder: Path) -> None:
     with serve_app(random_folder, max_num_seqs=1, scheduling_policy="priority") as world:
 
         def ask(priority: int) -> None:
-            world.complete("x" * 20, max_tokens=8, priority=priority, **FOREVER)
+            world.complete("x" * 20, max_tokens=100, priority=priority, **FOREVER)  # longer than a thread may sleep
             order.append(priority)
 
         with ThreadPoolExecutor(8) as pool:
-            first = pool.submit(world.complete, "y", max_tokens=400, **FOREVER)
+            first = pool.submit(world.complete, "y", max_tokens=500, **FOREVER)
             wait_for(lambda: world.gauge("num_requests_running") == 1)
             futures = []
             for number, priority in enumerate((5, 3, 4, 0)):
