@@ -49,7 +49,7 @@ def test_a_real_command_line_starts_a_server_that_answers(
         body = {"model": name, "prompt": "hi", "max_tokens": 4, "temperature": 0, "ignore_eos": True}
         answer = httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=30).json()
         assert answer["usage"]["completion_tokens"] == 4
-        assert "vllm:num_requests_running" in httpx.get(f"{url}/metrics").text
+        assert "vllm:num_requests_running" in httpx.get(f"{url}/metrics", headers=headers).text
         os.kill(server.popen.pid, signal.SIGTERM)
         assert server.wait(30) == 0
         warnings = [entry for entry in server.log if entry.startswith("W ")]
