@@ -73,7 +73,8 @@ def _from_regex(params: StructuredOutputsParams) -> str:
 
 def _from_choice(params: StructuredOutputsParams) -> str:
     assert params.choice is not None
-    return lark_grammar("start: " + " | ".join(map(json.dumps, dict.fromkeys(params.choice))))
+    # One terminal: as a rule, each choice would be an item of the parser's row, whose number is bounded.
+    return lark_grammar("start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, dict.fromkeys(params.choice))))
 
 
 def _from_grammar(params: StructuredOutputsParams) -> str:

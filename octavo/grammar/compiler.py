@@ -9,6 +9,7 @@ import msgspec
 from llguidance import LLMatcher, LLParserLimits
 
 from octavo.errors import ClientError
+from octavo.grammar.effort import WAY_OUT, Effort
 from octavo.grammar.thinking import GrammarList, Thinking
 from octavo.grammar.vocabulary import LoadTokens, Tokens, Vocabulary
 
@@ -47,11 +48,13 @@ class Compiled(NamedTuple):
 
     Attributes:
         matcher: in its first state, to be copied; None allows everything.
+        effort: what following it has cost.
     """
 
     matcher: LLMatcher | None
     thinking: ThinkingEnd | None
     tokens: Tokens
+    effort: Effort
 
 
 class GrammarCompiler:
@@ -101,13 +104,13 @@ def compile_grammar(grammar: str, tokens: Tokens) -> Compiled:
     read = msgspec.json.decode(grammar, type=GrammarList)
     thinking = None if read.thinking is None else _thinking_end(read.thinking, tokens.vocabulary)
     if not read.grammars:
-        return Compiled(None, thinking, tokens)
+        return Compiled(None, thinking, tokens, Effort())
     matcher = LLMatcher(tokens.ll_tokenizer, grammar, limits=LIMITS, log_level=0)
     if not matcher.is_error():
         matcher.compute_bitmask()  # the first one costs the most, and finds out whether anything can match
     if matcher.is_error():
         raise ClientError(describe(matcher.get_error()), param="structured_outputs")
-    return Compiled(matcher, thinking, tokens)
+    return Compiled(matcher, thinking, tokens, Effort())
 
 
 def describe(error: str) -> str:
@@ -116,8 +119,7 @@ def describe(error: str) -> str:
     if message.startswith("NoExtensionBias"):
         return "nothing can match the grammar"
     too_much = _OVER_A_LIMIT.search(message) is not None
-    way_out = "; simplify it: let fewer rules and repetitions fit the same text, and bound them" if too_much else ""
-    return f"the grammar cannot be followed: {message[:400]}{way_out}"
+    return f"the grammar cannot be followed: {message[:400]}{'; ' + WAY_OUT if too_much else ''}"
 
 
 def _thinking_end(thinking: Thinking, vocabulary: Vocabulary) -> ThinkingEnd:

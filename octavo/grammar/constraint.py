@@ -10,6 +10,7 @@ from llguidance import LLMatcher
 
 from octavo.errors import ClientError
 from octavo.grammar.compiler import Compiled, ThinkingEnd, describe
+from octavo.grammar.effort import Effort
 
 
 class Constraint:
@@ -22,6 +23,7 @@ class Constraint:
     Attributes:
         error: why the sequence cannot go on.
         is_refused: whether its grammar is why.
+        effort: what following the grammar costs; its own until the grammar is there.
     """
 
     def __init__(self, compiled: "Future[Compiled]", stop_token_ids: Iterable[int] = ()) -> None:
@@ -32,6 +34,7 @@ class Constraint:
         self._thinking: _Thinking | None = None
         self.error: str | None = None
         self.is_refused = False
+        self.effort = Effort()
 
     @property
     def is_ready(self) -> bool:
@@ -52,6 +55,8 @@ class Constraint:
         else:
             self._eos_token_ids = compiled.tokens.eos_token_ids
             self._matcher = None if compiled.matcher is None else compiled.matcher.deep_copy()
+            self.effort = compiled.effort
+            self.effort.welcome()
             if compiled.thinking is not None:
                 self._thinking = _Thinking(compiled.thinking, compiled.tokens.vocabulary.token_bytes)
 
@@ -65,15 +70,34 @@ class Constraint:
         for token_id in token_ids:
             if self._thinking is not None:
                 self._thinking.see(token_id)
-            if self._matcher is not None and not self._matcher.consume_token(token_id):
-                self._refuse(describe(self._matcher.get_error()))
+            if self._matcher is not None and not self._consume(self._matcher, token_id):
                 return
+
+    def _consume(self, matcher: LLMatcher, token_id: int) -> bool:
+        if self._is_too_slow():
+            return False
+        with self.effort:
+            is_match = matcher.consume_token(token_id)
+        if not is_match:
+            self._refuse(describe(matcher.get_error()))
+        return is_match
+
+    def _is_too_slow(self) -> bool:
+        if self.effort.error is not None:
+            self._refuse(self.effort.error)
+        return self.effort.error is not None
 
     @property
     def matcher(self) -> LLMatcher | None:
         """What computes the next mask, before `adjust`; None if `adjust` makes it all."""
         forced = self._thinking is not None and self._thinking.forced is not None
         return None if forced else self._matcher
+
+    def compute(self, matcher: LLMatcher, address: int, size: int) -> None:
+        """Compute what `adjust` wants, unless the grammar has taken too long already."""
+        if not self._is_too_slow():
+            with self.effort:
+                matcher.unsafe_compute_mask_ptr(address, size)
 
     def adjust(self, mask: memoryview) -> None:
         """Correct the mask that `matcher` computed, or make one: a bit per token, in bytes, lowest first."""

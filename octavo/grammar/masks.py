@@ -1,6 +1,7 @@
 """The masks of one step, written into one buffer. Knows rows by their numbers; no logits."""
 
 import ctypes
+from collections import Counter
 
 from llguidance import LLExecutor
 
@@ -29,6 +30,8 @@ class MaskWriter:
             return None
         for constraint in constraints.values():
             constraint.begin()
+        for effort, num_rows in Counter(constraint.effort for constraint in constraints.values()).items():
+            effort.begin_step(num_rows)
         rows = [row for row, constraint in constraints.items() if constraint.error is None]
         ready = [constraints[row] for row in rows]
         if ready:
@@ -48,8 +51,13 @@ class MaskWriter:
             self._buffer = bytearray(len(constraints) * size)
         view = memoryview(self._buffer)
         address = ctypes.addressof(ctypes.c_char.from_buffer(self._buffer))
-        wanted = [(constraint.matcher, index) for index, constraint in enumerate(constraints)]
-        computed = [(matcher, index) for matcher, index in wanted if matcher is not None]
+        computed = []
+        for index, constraint in enumerate(constraints):
+            matcher = constraint.matcher
+            if matcher is not None and constraint.effort.is_high:  # alone, so that its time is known
+                constraint.compute(matcher, address + index * size, size)
+            elif matcher is not None:
+                computed.append((matcher, index))
         if len(computed) >= FEWEST_TO_SHARE:
             if self._executor is None:
                 self._executor = LLExecutor()

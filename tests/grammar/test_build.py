@@ -40,6 +40,7 @@ def grammar(**kind: Any) -> str:
         ({"regex": r"\d{3}-(a|b)/c"}, "123-b/c", "12-b/c"),
         ({"regex": "^(yes|no)$"}, "no", "nope"),
         ({"choice": ["yes", 'q"b\\c', "é\t😀"]}, "é\t😀", "ye"),
+        ({"choice": [f"no. {i}" for i in range(4000)]}, "no. 3999", "no. 4000"),
         ({"choice": ['q"b\\c']}, 'q"b\\c', '"q"'),
         ({"grammar": 'start: "a" b+\nb: /[0-9]/ ";"'}, "a1;2;", "a"),
         ({"grammar": 'root ::= "\\u00e9" item{2,3} # two or three\nitem ::= [\\u00e0-\\u00ef] | "-"'}, "éè-", "éè"),

@@ -8,8 +8,9 @@ import pytest
 from llguidance import LLParserLimits
 
 from octavo.grammar.build import build_grammar, lark_grammar
-from octavo.grammar.compiler import MAX_CACHED_GRAMMARS, GrammarCompiler, compile_grammar
+from octavo.grammar.compiler import MAX_CACHED_GRAMMARS, Compiled, GrammarCompiler, compile_grammar
 from octavo.grammar.constraint import Constraint
+from octavo.grammar.effort import MOST_DEBT_SECONDS, STEP_SECONDS
 from octavo.grammar.masks import FEWEST_TO_SHARE, MaskWriter
 from octavo.grammar.thinking import after_thinking
 from octavo.grammar.vocabulary import Tokens, make_tokens
@@ -51,6 +52,13 @@ def allowed(constraint: Constraint) -> set[int]:
     assert masks is not None and masks.rows == [5] and not masks.errors, masks
     bits = int.from_bytes(masks.bits, "little")
     return {token_id for token_id in range(32 * masks.words) if bits >> token_id & 1}
+
+
+def spend(seconds: float) -> None:
+    """Processor time of this thread."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
 
 
 def choice(*texts: str) -> str:
@@ -192,3 +200,21 @@ def test_a_grammar_that_grows_too_much_to_follow_is_refused_with_a_way_out(
         assert allowed(constraint) == {ord("x"), EOS} or not constraint.is_complete
         constraint.consume([ord("x")])
     assert constraint.is_refused and "max is 40" in constraint.error and "; simplify it" in constraint.error
+
+
+def test_a_grammar_that_takes_too_long_fails_all_its_sequences_and_lets_new_ones_try(tokens: Tokens) -> None:
+    done: Future[Compiled] = Future()
+    done.set_result(compile_grammar(choice("yes"), tokens))
+    constraint, other, late = (Constraint(done) for _ in range(3))
+    writer, effort = MaskWriter(VOCAB_SIZE), done.result().effort
+    with effort:
+        spend(STEP_SECONDS + 0.01)
+    assert writer.write({0: constraint, 1: other}).errors == {}  # type: ignore[union-attr]
+    with effort:
+        spend(MOST_DEBT_SECONDS + STEP_SECONDS)
+    constraint.consume([ord("y")])
+    masks = writer.write({0: constraint, 1: other})
+    assert masks is not None and masks.refused == {0, 1} and "the limit is 10 ms a token" in masks.errors[1]
+    late.begin()
+    late.consume([ord("y")])
+    assert late.error is None and allowed(late) == {ord("e")}
