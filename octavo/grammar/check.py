@@ -38,7 +38,7 @@ class GrammarChecker:
         """
         try:
             key = msgspec.msgpack.encode(params)
-        except (TypeError, RecursionError, UnicodeEncodeError) as err:
+        except (TypeError, OverflowError, RecursionError, UnicodeEncodeError) as err:
             raise ClientError(f"structured_outputs cannot be JSON: {err}", param="structured_outputs") from None
         grammar = self._known.get(key)
         if grammar is None:

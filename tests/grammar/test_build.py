@@ -9,6 +9,7 @@ from llguidance import LLMatcher, LLTokenizer
 from octavo import limits
 from octavo.errors import ClientError
 from octavo.grammar.build import build_grammar, lark_grammar
+from octavo.grammar.check import GrammarChecker
 from octavo.grammar.thinking import after_thinking
 from octavo.sampling_params import SamplingParams, StructuredOutputsParams
 
@@ -143,3 +144,9 @@ def test_a_grammar_behind_thinking_is_itself_a_grammar_that_a_request_may_send()
 def test_sampling_params_take_nothing_but_structured_outputs_params():
     with pytest.raises(ClientError, match="StructuredOutputsParams, got dict"):
         SamplingParams(structured_outputs={"regex": "a"})  # type: ignore[arg-type]
+
+
+def test_a_number_that_no_message_can_carry_is_refused_at_the_door():
+    schema = {"type": "integer", "maximum": 10**30}
+    with pytest.raises(ClientError, match="cannot be JSON: can.t serialize ints"):
+        GrammarChecker(pytest.fail).check(StructuredOutputsParams(json=schema))
