@@ -148,5 +148,5 @@ def test_sampling_params_take_nothing_but_structured_outputs_params():
 
 def test_a_number_that_no_message_can_carry_is_refused_at_the_door():
     schema = {"type": "integer", "maximum": 10**30}
-    with pytest.raises(ClientError, match="cannot be JSON: can.t serialize ints"):
+    with pytest.raises(ClientError, match="cannot be JSON: can't serialize ints"):
         GrammarChecker(pytest.fail).check(StructuredOutputsParams(json=schema))
