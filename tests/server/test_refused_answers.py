@@ -12,7 +12,8 @@ from tests.server.world import World, assert_refused, joined, strict_json
 MESSAGES = [{"role": "user", "content": "hi"}]
 LETTERS = {"type": "json_schema", "name": "a", "strict": True, "schema": {"type": "string", "minLength": 90}}
 CHAT_LETTERS = {"type": "json_schema", "json_schema": {"name": "a", "schema": LETTERS["schema"]}}
-TOOL = {"name": "f", "input_schema": {"type": "object", "properties": {"a": {"type": "string", "minLength": 90}}}}
+NINETY = {"type": "object", "properties": {"a": {"type": "string", "minLength": 90}}, "required": ["a"]}
+TOOL = {"name": "f", "input_schema": NINETY}
 
 DIALECTS: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "hi", "max_tokens": 99, "structured_outputs": {"regex": "[a-z]{90}"}},

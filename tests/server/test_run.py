@@ -202,7 +202,7 @@ def test_die_03_sigterm_lets_open_streams_finish_and_refuses_new_requests(
     def drive(driver: Driver) -> tuple[list[Any], int, int]:
         assert driver.ready.wait(20)
         with ThreadPoolExecutor(1) as pool:
-            stream = pool.submit(driver.stream, 1000)
+            stream = pool.submit(driver.stream, 3000)
             wait_for(lambda: driver.num_running() == 1)
             terminate()
             wait_for(lambda: driver.get("/readyz") == 503)
