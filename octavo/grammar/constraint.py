@@ -83,9 +83,10 @@ class Constraint:
         return is_match
 
     def _is_too_slow(self) -> bool:
-        if self.effort.error is not None:
-            self._refuse(self.effort.error)
-        return self.effort.error is not None
+        error = self.effort.error
+        if error is not None:
+            self._refuse(error)
+        return error is not None
 
     @property
     def matcher(self) -> LLMatcher | None:
